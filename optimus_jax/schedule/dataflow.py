@@ -1,0 +1,148 @@
+"""Which values each task reads and writes. Every value has one producer and at most one consumer."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError, Task
+
+
+class Content(enum.StrEnum):
+    """What a value holds."""
+
+    ACTIVATION = "activation"  # input of virtual stage `index`
+    GRADIENT = "gradient"  # loss gradient of the output of virtual stage `index`
+    FEATURE = "feature"  # projected features of unit `index`
+    FEATURE_GRADIENT = "feature gradient"  # loss gradient of the features of unit `index`
+    HIDDEN = "hidden"  # output of encoder layer `layer` - 1 of unit `index`; stays on its device
+    HIDDEN_GRADIENT = "hidden gradient"  # loss gradient of the same
+
+
+class Value(NamedTuple):
+    content: Content
+    microbatch: int
+    index: int
+    layer: int = 0
+
+    @property
+    def is_feature(self) -> bool:
+        """Feature-shaped, as against LLM-shaped."""
+        return self.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Lives in the saved state of its encoder unit and never moves."""
+        return self.content in (Content.HIDDEN, Content.HIDDEN_GRADIENT)
+
+    def __str__(self) -> str:
+        place = f"unit {self.index}" if self.is_feature or self.is_hidden else f"stage {self.index}"
+        layer = f" layer {self.layer}" if self.is_hidden else ""
+        return f"{self.content} of microbatch {self.microbatch} {place}{layer}"
+
+
+Values = tuple[Value, ...]
+
+
+def reads_and_writes(
+    task: Task, device: int, pipe: Pipeline, encoded: frozenset[int]
+) -> tuple[Values, Values]:
+    """Values that `task` consumes and produces when it runs on `device`.
+
+    `encoded` are the microbatches with encoder work; the first stage's F of the others reads
+    nothing. The last virtual stage's F computes the loss and writes the gradient of its own output.
+    """
+    i = task.microbatch
+    if task.kind.is_encoder:
+        units, (first, end) = pipe.units_of(task), pipe.layers_of(task)
+        if task.kind == Kind.EF:
+            inner, outer = Content.HIDDEN, Content.FEATURE
+        else:
+            inner, outer = Content.HIDDEN_GRADIENT, Content.FEATURE_GRADIENT
+        if end == pipe.encoder_layers:
+            above = tuple(Value(outer, i, u) for u in units)
+        else:
+            above = tuple(Value(inner, i, u, end) for u in units)
+        below = tuple(Value(inner, i, u, first) for u in units) if first else ()
+        return (below, above) if task.kind == Kind.EF else (above, below)
+
+    v, last = task.chunk * pipe.stages + device, pipe.virtual_stages - 1
+    units = tuple(range(pipe.units)) if i in encoded else ()
+    if task.kind == Kind.F:
+        if v == 0:
+            taken = tuple(Value(Content.FEATURE, i, u) for u in units)
+        else:
+            taken = (Value(Content.ACTIVATION, i, v),)
+        made = Value(Content.GRADIENT, i, v) if v == last else Value(Content.ACTIVATION, i, v + 1)
+        return taken, (made,)
+    if v == 0:
+        given = tuple(Value(Content.FEATURE_GRADIENT, i, u) for u in units)
+    else:
+        given = (Value(Content.GRADIENT, i, v - 1),)
+    return (Value(Content.GRADIENT, i, v),), given
+
+
+class Dataflow:
+    """Producer and consumer of every value of some orders of tasks.
+
+    Tasks can be added and removed, so that a scheduler can build its orders step by step; `check`
+    says whether the whole is sound.
+    """
+
+    def __init__(self, pipe: Pipeline, orders: Orders, encoded: frozenset[int]):
+        self.pipe, self.encoded = pipe, encoded
+        self.io: dict[tuple[int, Task], tuple[Values, Values]] = {}
+        self.producer: dict[Value, tuple[int, Task]] = {}
+        self.consumer: dict[Value, tuple[int, Task]] = {}
+        for device, order in enumerate(orders):
+            for task in order:
+                self.add(device, task)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Dataflow:
+        """The dataflow of a whole schedule, checked."""
+        flow = cls(schedule.pipeline, schedule.orders, schedule.encoded)
+        flow.check()
+        return flow
+
+    def add(self, device: int, task: Task) -> None:
+        """Raises ScheduleError if a value would be made twice or read twice."""
+        reads, writes = reads_and_writes(task, device, self.pipe, self.encoded)
+        self.io[device, task] = reads, writes
+        for verb, role, values in (
+            ("read", self.consumer, reads),
+            ("made", self.producer, writes),
+        ):
+            for value in values:
+                if value in role:
+                    other, twin = role[value]
+                    raise ScheduleError(
+                        f"{value} is {verb} twice: by {twin} on device {other}"
+                        f" and by {task} on device {device}"
+                    )
+                role[value] = device, task
+
+    def remove(self, device: int, task: Task) -> None:
+        reads, writes = self.io.pop((device, task))
+        for value in reads:
+            del self.consumer[value]
+        for value in writes:
+            del self.producer[value]
+
+    def check(self) -> None:
+        """Raises ScheduleError if a value is read but never made, or would have to move and
+        cannot."""
+        for value, (device, task) in self.consumer.items():
+            if value not in self.producer:
+                raise ScheduleError(f"{task} on device {device} reads {value}: nothing makes it")
+            other, maker = self.producer[value]
+            if value.is_hidden and other != device:
+                raise ScheduleError(
+                    f"{task} on device {device} continues {maker} of device {other}:"
+                    " an encoder unit stays on its device"
+                )
+
+    def moves(self, value: Value) -> bool:
+        """Whether `value` is consumed on another device than it is produced on."""
+        consumer = self.consumer.get(value)
+        return consumer is not None and consumer[0] != self.producer[value][0]

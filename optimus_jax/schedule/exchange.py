@@ -1,0 +1,230 @@
+"""Where values move: an exchange joins a task boundary of the sender to one of the receiver."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from optimus_jax.schedule.dataflow import Content, Dataflow, Value
+from optimus_jax.schedule.simulate import (
+    Durations,
+    Exchange,
+    Item,
+    Timing,
+    event_driven,
+    simulate,
+)
+from optimus_jax.schedule.task import Schedule, ScheduleError, Task
+
+_EPSILON = 1e-9
+
+
+@dataclasses.dataclass
+class Placement:
+    """A schedule whose moving values have their exchanges: what each device does, in order."""
+
+    schedule: Schedule
+    sequences: list[list[Item]]
+
+    def timing(self, durations: Durations) -> Timing:
+        """Its time when every exchange is a rendezvous.
+
+        Raises ScheduleError, naming two tasks and their devices, if exchanges are placed in a
+        cycle; and if a moving value has no exchange.
+        """
+        flow = Dataflow.of(self.schedule)
+        moved = {v for s in self.sequences for x in s if isinstance(x, Exchange) for v in x.values}
+        for value, (device, task) in flow.consumer.items():
+            if flow.moves(value) and value not in moved:
+                other, maker = flow.producer[value]
+                raise ScheduleError(
+                    f"{value} has no exchange: {maker} on device {other} makes it,"
+                    f" {task} on device {device} reads it"
+                )
+        return simulate(self.sequences, flow, durations)
+
+
+class _Window(NamedTuple):
+    """An idle stretch of a device before item `position` of its sequence."""
+
+    start: float
+    end: float
+    position: int
+    strict: bool  # the next item is an exchange: one that ends at `end` would tie with it
+
+
+class _Meeting(NamedTuple):
+    """A possible exchange at time `at`, before the given positions of sender and receiver."""
+
+    delay: float
+    at: float
+    sender: int
+    receiver: int
+
+
+def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
+    """Gives every moving value an exchange at which it delays the timeline least.
+
+    Between the value's production and its use, take the pair of boundaries with the least delay. Of
+    pairs without delay take the earliest for activations and gradients, the latest for features and
+    theirs, and let values share an exchange: one of each way for the LLM, up to `units` each way for
+    features. Where every pair delays, the best few are tried, and the shortest step is kept.
+    Values are placed in the order of their production; if the step then takes longer than with
+    asynchronous transfers, also LLM values first, and in the order of use, and the best is kept.
+
+    Raises ScheduleError if a value finds no place without a cycle.
+    """
+    ideal = event_driven(schedule, durations).end
+    best: tuple[float, Placement] | None = None
+    refused: ScheduleError | None = None
+    for order in (_by_production, _llm_first, _by_use):
+        try:
+            placement = _Placing(schedule, durations).run(order)
+        except ScheduleError as error:
+            refused = error
+            continue
+        end = placement.timing(durations).end
+        if best is None or end < best[0] - _EPSILON:
+            best = end, placement
+        if end <= ideal + _EPSILON:
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best[1]
+
+
+Order = Callable[[Value, float, float], tuple[float, ...]]  # value, made at, used at -> sort key
+
+
+def _by_production(value: Value, made: float, used: float) -> tuple[float, ...]:
+    return (made,)
+
+
+def _llm_first(value: Value, made: float, used: float) -> tuple[float, ...]:
+    return value.is_feature, made
+
+
+def _by_use(value: Value, made: float, used: float) -> tuple[float, ...]:
+    return (used,)
+
+
+class _Placing:
+    TRIED = 6  # how many delaying pairs are simulated
+
+    def __init__(self, schedule: Schedule, durations: Durations):
+        self.schedule, self.durations = schedule, durations
+        self.flow = Dataflow.of(schedule)
+        self.sequences: list[list[Item]] = [list(order) for order in schedule.orders]
+        self.timing = simulate(self.sequences, self.flow, durations)
+
+    def run(self, order: Order) -> Placement:
+        made: dict[Value, float] = {}
+        used: dict[Value, float] = {}
+        for device, task, start, end in self.timing.log:
+            assert isinstance(task, Task)
+            reads, writes = self.flow.io[device, task]
+            used.update(dict.fromkeys(reads, start))
+            made.update((v, end) for v in writes if self.flow.moves(v))
+        for value in sorted(made, key=lambda v: order(v, made[v], used[v])):
+            self._place(value)
+        return Placement(self.schedule, self.sequences)
+
+    def _place(self, value: Value) -> None:
+        sender, maker = self.flow.producer[value]
+        receiver, user = self.flow.consumer[value]
+        made = self.sequences[sender].index(maker)
+        used = self.sequences[receiver].index(user)
+        shared = self._share(value, sender, receiver, made, used)
+        if shared is not None:
+            shared.values.append(value)
+            return
+        meetings = self._meetings(value, sender, receiver, made, used)
+        exchange = Exchange((min(sender, receiver), max(sender, receiver)), value.is_feature)
+        exchange.values.append(value)
+        if meetings[0].delay == 0:
+            self._insert(exchange, meetings[0], sender, receiver)
+            return
+        best: tuple[tuple[float, float], _Meeting, Timing] | None = None
+        for meeting in meetings[: self.TRIED]:
+            self._insert(exchange, meeting, sender, receiver)
+            try:
+                timing = simulate(self.sequences, self.flow, self.durations)
+            except ScheduleError:
+                timing = None
+            for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
+                del self.sequences[device][position]
+                del self.timing.intervals[device][position]
+            if timing is None:
+                continue
+            lateness = sum(start for _, _, start, _ in timing.log)
+            cost = round(timing.end, 9), round(lateness, 9)
+            if best is None or cost < best[0]:
+                best = cost, meeting, timing
+        if best is None:
+            raise ScheduleError(
+                f"no exchange for {value} without a cycle: {maker} on device {sender} makes it,"
+                f" {user} on device {receiver} reads it"
+            )
+        self._insert(exchange, best[1], sender, receiver)
+        self.timing = best[2]
+
+    def _share(
+        self, value: Value, sender: int, receiver: int, made: int, used: int
+    ) -> Exchange | None:
+        """The first exchange between the same devices, at the right time, with room this way."""
+        room = self.schedule.pipeline.units if value.is_feature else 1
+        open_at_receiver = {
+            id(x) for x in self.sequences[receiver][:used] if isinstance(x, Exchange)
+        }
+        for item in self.sequences[sender][made + 1 :]:
+            if (
+                isinstance(item, Exchange)
+                and item.features == value.is_feature
+                and receiver in item.pair
+                and id(item) in open_at_receiver
+                and sum(self.flow.producer[v][0] == sender for v in item.values) < room
+            ):
+                return item
+        return None
+
+    def _meetings(
+        self, value: Value, sender: int, receiver: int, made: int, used: int
+    ) -> list[_Meeting]:
+        """Pairs of boundaries that overlap or come next to it, best first."""
+        left = self._windows(sender, made + 1, len(self.sequences[sender]))
+        right = self._windows(receiver, 0, used)
+        starts, ends = [w.start for w in right], [w.end for w in right]
+        found = []
+        for a in left:
+            # the receiver's windows that overlap, and one more on each side
+            low = bisect.bisect_left(ends, a.start - _EPSILON) - 1
+            high = bisect.bisect_right(starts, a.end + _EPSILON) + 1
+            for b in right[max(low, 0) : high]:
+                at = max(a.start, b.start)
+                delay = 0.0
+                for window in (a, b):
+                    over = at + self.durations.transfer - window.end
+                    if over > _EPSILON or (window.strict and over > -_EPSILON):
+                        delay = max(delay, over, _EPSILON)
+                found.append(_Meeting(delay, at, a.position, b.position))
+        late = value.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
+        return sorted(found, key=lambda m: (round(m.delay, 9), -m.at if late else m.at))
+
+    def _windows(self, device: int, first: int, last: int) -> list[_Window]:
+        sequence, intervals = self.sequences[device], self.timing.intervals[device]
+        windows = []
+        for k in range(first, last + 1):
+            start = intervals[k - 1][1] if k else 0.0
+            following = sequence[k] if k < len(sequence) else None
+            end = intervals[k][0] if following is not None else float("inf")
+            windows.append(_Window(start, end, k, isinstance(following, Exchange)))
+        return windows
+
+    def _insert(self, exchange: Exchange, meeting: _Meeting, sender: int, receiver: int) -> None:
+        interval = meeting.at, meeting.at + self.durations.transfer
+        for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
+            self.sequences[device].insert(position, exchange)
+            self.timing.intervals[device].insert(position, interval)
