@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Makes .venv with the pinned packages; at once done where it already has them.
+# PYTHON names the interpreter to use (default: python3).
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+base="${PYTHON:-python3}"
+python=.venv/bin/python
+stamp=.venv/installed-pins.txt
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+has_nvidia_gpu() {
+  local gpus
+  gpus="$(nvidia-smi -L 2>/dev/null)" && [[ "$gpus" == *GPU* ]]
+}
+
+pins="$(cat requirements.txt launch/requirements-test.txt)"
+kind="CUDA 12"
+if ! has_nvidia_gpu; then
+  pins="${pins/'jax[cuda12]=='/jax==}"
+  kind="CPU"
+fi
+
+keep=false
+if new_enough "$python"; then
+  keep=true
+  # Only a named interpreter is a reason to replace an environment that works.
+  if [[ -n "${PYTHON:-}" && "$(version_of "$base")" != "$(version_of "$python")" ]]; then
+    keep=false
+  fi
+fi
+
+if $keep && [[ -f "$stamp" && "$(<"$stamp")" == "$pins" ]]; then
+  echo "setup: .venv already has the pinned packages ($kind)"
+  exit 0
+fi
+
+if ! $keep; then
+  if ! new_enough "$base"; then
+    echo "setup: $base is not a Python of version 3.11 or newer; set PYTHON to one" >&2
+    exit 1
+  fi
+  if ! "$base" -m venv --clear .venv; then
+    echo "setup: $base cannot make a virtual environment; install its venv module" >&2
+    exit 1
+  fi
+fi
+
+# The stamp is there only while the environment is known to match it.
+rm -f "$stamp"
+"$python" -m pip install -qq --disable-pip-version-check --no-input -r /dev/stdin <<<"$pins"
+printf '%s\n' "$pins" >"$stamp"
+echo "setup: installed the pinned packages into .venv ($kind, Python $(version_of "$python"))"

@@ -1,0 +1,186 @@
+"""The run's configuration: frozen dataclasses made once from a ConfigDict, all checks in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from optimus_jax.config_checks import CHECKS, ConfigError, did_you_mean
+from optimus_jax.data import tokens
+from optimus_jax.schedule.task import Pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """The ViT: `hidden` is the MLP's width, `patch` the side of a square patch in pixels."""
+
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+    patch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LlmConfig:
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """`dtype` is that of the computation; master weights and optimiser state are float32.
+
+    Pictures have `image_height` x `image_width` pixels; the LLM sees their patches, then
+    `text_length` positions of text.
+    """
+
+    dtype: str
+    image_height: int
+    image_width: int
+    text_length: int
+    encoder: EncoderConfig
+    projector_hidden: int
+    llm: LlmConfig
+    image_channels: int = 1
+    vocabulary: int = tokens.SIZE
+    image_token: int = tokens.IMAGE
+
+    @property
+    def image_tokens(self) -> int:
+        patch = self.encoder.patch
+        return (self.image_height // patch) * (self.image_width // patch)
+
+    @property
+    def sequence(self) -> int:
+        """Positions that the LLM sees."""
+        return self.image_tokens + self.text_length
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Pictures of `digits_low` to `digits_high` handwritten digits."""
+
+    name: str
+    digits_low: int
+    digits_high: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """`dp` replicas of a pipeline of `pp` stages with `chunks` virtual stages on each device; the
+    batch of a replica is cut into `microbatches`. `order` is that of the LLM's tasks, `method` says
+    where the encoder's go."""
+
+    dp: int
+    pp: int
+    chunks: int
+    microbatches: int
+    order: str
+    method: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """`batch` rows a step over all replicas; AdamW with linear warm-up over `warmup` steps, cosine
+    decay to zero at `steps`, gradients clipped to global norm `clip`. Steps are counted from 0."""
+
+    seed: int
+    batch: int
+    steps: int
+    learning_rate: float
+    warmup: int
+    weight_decay: float
+    clip: float
+    log_every: int
+    save_every: int
+    keep: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """`hardware` names an entry of cost/hardware.py, for predicted times."""
+
+    hardware: str
+    model: ModelConfig
+    data: DataConfig
+    parallel: ParallelConfig
+    train: TrainConfig
+    evaluate_examples: int
+
+    @property
+    def microbatch_rows(self) -> int:
+        return self.train.batch // (self.parallel.dp * self.parallel.microbatches)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The sizes that the scheduling core works with."""
+        p = self.parallel
+        return Pipeline(
+            stages=p.pp,
+            microbatches=p.microbatches,
+            chunks=p.chunks,
+            units=p.pp,
+            llm_layers=split_layers(self.model.llm.layers, p.pp * p.chunks),
+            encoder_layers=self.model.encoder.layers,
+        )
+
+
+def split_layers(layers: int, virtual_stages: int) -> tuple[int, ...]:
+    """Layers of each virtual stage, as equal as can be. The first stages get those left over: the
+    last one also computes the head and its gradient."""
+    share, more = divmod(layers, virtual_stages)
+    return tuple(share + (v < more) for v in range(virtual_stages))
+
+
+def from_config_dict(values: Mapping[str, Any]) -> Config:
+    """The checked configuration. Raises ConfigError with every error found."""
+    errors: list[str] = []
+    built = _build(Config, values, "config", errors)
+    for check in CHECKS:
+        # a value of the wrong type is reported once, by _build
+        with contextlib.suppress(AttributeError, TypeError, ZeroDivisionError):
+            errors += check(built)
+    if errors:
+        raise ConfigError(errors)
+    return built
+
+
+def _build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) -> Any:
+    """A dataclass from a mapping with the same keys. Wrong keys and types become errors; what is
+    left is then returned as a namespace, so that the other checks can still run."""
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    before, made = len(errors), {}
+    for key in values:
+        if key not in fields:
+            errors.append(f"{path}.{key}: unknown{did_you_mean(key, list(fields))}")
+    for name, field in fields.items():
+        wanted, where = hints[name], f"{path}.{name}"
+        if name not in values:
+            if field.default is dataclasses.MISSING:
+                errors.append(f"{where}: missing")
+            continue
+        value = values[name]
+        if dataclasses.is_dataclass(wanted):
+            if not isinstance(value, Mapping):
+                errors.append(f"{where}: expected a group of settings, got {value!r}")
+                continue
+            made[name] = _build(wanted, value, where, errors)  # type: ignore[arg-type]
+            continue
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            errors.append(f"{where}: expected {NOUNS[wanted]}, got {value!r}")
+            continue
+        made[name] = value
+    return kind(**made) if len(errors) == before else types.SimpleNamespace(**made)
+
+
+NOUNS = {int: "a whole number", float: "a number", str: "a word"}

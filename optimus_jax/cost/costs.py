@@ -1,0 +1,126 @@
+"""Costs: seconds of each kind of work, by layer, and bytes of each payload."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+from optimus_jax.config import Config
+from optimus_jax.cost.hardware import HARDWARE, Chip
+from optimus_jax.schedule.simulate import Durations
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Seconds of one forward, and of its backward with the layer's recomputation."""
+
+    forward: float
+    backward: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds on one device. LLM parts are of one microbatch, encoder parts of one encoder unit.
+
+    `source` says where the numbers come from: 'analytic' ones are estimates from operation counts
+    and a table of chips, not measurements. `head` is forward with its backward, both run by the
+    last stage's F. `exchange` is one transfer between two devices, `epilogue` the gradient
+    reduction and the optimiser at the end of a step.
+    """
+
+    source: str
+    llm_layer: Pass
+    llm_embedding: Pass
+    head: float
+    encoder_layer: Pass
+    patch_embedding: Pass
+    projector: Pass
+    exchange: float
+    epilogue: float
+
+    def durations(self, config: Config) -> Durations:
+        """The seconds of each task and transfer."""
+        pipe = config.pipeline
+        forward = [n * self.llm_layer.forward for n in pipe.llm_layers]
+        backward = [n * self.llm_layer.backward for n in pipe.llm_layers]
+        forward[0] += self.llm_embedding.forward
+        backward[0] += self.llm_embedding.backward
+        forward[-1] += self.head
+        encoder_forward = [self.encoder_layer.forward] * pipe.encoder_layers
+        encoder_backward = [self.encoder_layer.backward] * pipe.encoder_layers
+        for end, part in ((0, self.patch_embedding), (-1, self.projector)):
+            encoder_forward[end] += part.forward
+            encoder_backward[end] += part.backward
+        return Durations(
+            tuple(forward),
+            tuple(backward),
+            tuple(encoder_forward),
+            tuple(encoder_backward),
+            transfer=self.exchange if pipe.stages > 1 else 0.0,
+            epilogue=self.epilogue,
+        )
+
+    def save(self, path: str | pathlib.Path) -> None:
+        pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> Costs:
+        values = json.loads(pathlib.Path(path).read_text())
+        return cls(**{k: Pass(**v) if isinstance(v, dict) else v for k, v in values.items()})
+
+
+def analytic(config: Config) -> Costs:
+    """Costs from operation counts, recomputation of each layer in its backward included (B = 3F)."""
+    model, parallel = config.model, config.parallel
+    chip, dtype = HARDWARE[config.hardware], config.model.dtype
+    rows, unit_rows = config.microbatch_rows, config.microbatch_rows // parallel.pp
+    text, patches = rows * model.sequence, unit_rows * model.image_tokens
+    llm, encoder = model.llm, model.encoder
+
+    def seconds(flops: float) -> float:
+        return flops / (chip.flops[dtype] * chip.efficiency) + chip.latency
+
+    def layer(part: object, positions: int, length: int) -> Pass:
+        flops = positions * layer_flops(part.width, part.hidden, length)  # type: ignore[attr-defined]
+        return Pass(seconds(flops), seconds(3 * flops))
+
+    def dense(positions: int, *widths: int) -> Pass:
+        flops = sum(2 * positions * a * b for a, b in zip(widths, widths[1:], strict=False))
+        return Pass(seconds(flops), seconds(3 * flops))
+
+    head = dense(text, llm.width, model.vocabulary)
+    payload = text * llm.width * (4 if dtype == "float32" else 2)
+    return Costs(
+        source=f"analytic ({config.hardware})",
+        llm_layer=layer(llm, text, model.sequence),
+        llm_embedding=Pass(chip.latency, chip.latency),
+        head=head.forward + head.backward,
+        encoder_layer=layer(encoder, patches, model.image_tokens),
+        patch_embedding=dense(patches, encoder.patch**2 * model.image_channels, encoder.width),
+        projector=dense(patches, encoder.width, model.projector_hidden, llm.width),
+        exchange=payload / chip.link + chip.latency,
+        epilogue=_epilogue(config, chip),
+    )
+
+
+def layer_flops(width: int, hidden: int, length: int) -> float:
+    """Operations of one transformer layer's forward for one position: a multiplication and an
+    addition for each weight (4 width^2 of attention, 2 width hidden of the MLP), and attention over
+    `length` positions (scores and mixing)."""
+    return 2 * (4 * width**2 + 2 * width * hidden) + 4 * length * width
+
+
+def _epilogue(config: Config, chip: Chip) -> float:
+    """All-reduce of the largest device's gradients in float32 and a pass of AdamW over them."""
+    llm, encoder, parallel = config.model.llm, config.model.encoder, config.parallel
+
+    def weights(part: object, layers: int) -> int:
+        width, hidden = part.width, part.hidden  # type: ignore[attr-defined]
+        return layers * (4 * width**2 + 2 * width * hidden)
+
+    stage = sum(config.pipeline.llm_layers[:: parallel.pp])
+    own, shared = weights(llm, stage), weights(encoder, encoder.layers)
+    devices = parallel.dp * parallel.pp
+    moved = 2 * 4 * (own * (parallel.dp > 1) + shared * (devices > 1))
+    return moved / chip.link + 30 * (own + shared) / (chip.flops["float32"] * chip.efficiency)

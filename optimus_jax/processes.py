@@ -1,0 +1,299 @@
+"""Several processes on one machine: start them, look after them, and join them into one cluster.
+
+Importing this file does not import jax, so a launcher that only starts processes stays light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib.util
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+COUNT = "JAX_NUM_PROCESSES"
+RANK = "JAX_PROCESS_ID"
+DEVICES = "OPTIMUS_DEVICES_PER_PROCESS"
+
+GRACE_SECONDS = 10.0
+_DRAIN_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = set(signal.Signals)
+
+# (rank, exit code) when a process has ended, (None, signal number) when we were signalled.
+_Events = queue.SimpleQueue[tuple[int | None, int]]
+_Log = IO[bytes] | None
+
+
+def run_local(
+    command: list[str],
+    processes: int,
+    devices_per_process: int | None = None,
+    pin: bool = True,
+    log_dir: str | os.PathLike[str] | None = None,
+) -> int:
+    """Run `command` in `processes` local processes that form one jax cluster.
+
+    Returns 0, or the code of the first process that failed (128 + n where signal n ended it);
+    a failure stops the others. Process 0 keeps our stdout and stderr; lines of process i > 0 go
+    to our stderr as `[i] line`, and with `log_dir` to its file process_i.log too.
+    """
+    if not command or processes < 1:
+        raise ValueError("run_local needs a command and at least one process")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = _cluster_environment(processes, devices_per_process)
+    events: _Events = queue.SimpleQueue()
+    children: list[_Child] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_signals_to(events))
+        try:
+            for rank, prepared in enumerate(_prepared(command, processes, pin)):
+                log = stack.enter_context(_log(log_dir, rank)) if log_dir and rank else None
+                children.append(_Child(rank, prepared, environment, log, events))
+            return _supervise(children, events)
+        finally:
+            for child in children:
+                if child.process.returncode is None:
+                    child.kill()
+            for child in children:
+                child.waiter.join()
+
+
+def _supervise(children: list[_Child], events: _Events) -> int:
+    """Wait until every child has ended; the first failure's code, else 0."""
+    running = dict(enumerate(children))
+    failure = 0
+    signalled = False
+    deadline: float | None = None
+    while running:
+        try:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            rank, value = events.get(timeout=left)
+        except queue.Empty:
+            deadline, rank, signalled, value = None, None, True, signal.SIGKILL
+        if rank is None:
+            for child in running.values():
+                child.kill() if signalled else child.process.send_signal(value)
+            signalled = True
+            continue
+        del running[rank]
+        if value and not failure:
+            failure = value
+            name = f" ({signal.Signals(value - 128).name})" if value - 128 in _SIGNALS else ""
+            stopping = "; stopping the others" if running else ""
+            _say(f"process {rank} of {len(children)} failed with code {value}{name}{stopping}")
+            deadline = time.monotonic() + GRACE_SECONDS
+            # Children that were already asked to stop may be saving; a repeat would cut that off.
+            if not signalled:
+                for child in running.values():
+                    child.process.send_signal(signal.SIGTERM)
+    return failure
+
+
+class _Child:
+    """One started process, with the threads that pass on its output and report its end."""
+
+    def __init__(
+        self, rank: int, command: list[str], env: dict[str, str], log: _Log, events: _Events
+    ) -> None:
+        self.rank, self.log = rank, log
+        # A group of its own: Ctrl-C reaches it only through us, and its own children can be found.
+        self.process = subprocess.Popen(
+            command,
+            env={**env, RANK: str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if rank else None,
+            stderr=subprocess.STDOUT if rank else None,
+            process_group=0,
+        )
+        self.waiter = threading.Thread(target=self._wait, args=(events,), daemon=True)
+        self.waiter.start()
+
+    def kill(self) -> None:
+        """End the process and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _wait(self, events: _Events) -> None:
+        relay = threading.Thread(target=self._relay, daemon=True)
+        relay.start()
+        code = self.process.wait()
+        self.kill()
+        # Bounded, for something that left the group may still hold the pipe open.
+        relay.join(_DRAIN_SECONDS)
+        events.put((self.rank, code if code >= 0 else 128 - code))
+
+    def _relay(self) -> None:
+        # The pipe is read to its end whatever happens to our stderr, or the process would block.
+        for line in self.process.stdout or ():
+            with contextlib.suppress(OSError, ValueError):
+                if self.log:
+                    self.log.write(line)
+            with contextlib.suppress(OSError, ValueError):
+                text = line.decode(errors="replace").rstrip("\r\n")
+                sys.stderr.write(f"[{self.rank}] {text}\n")
+                sys.stderr.flush()
+
+
+def _log(folder: str | os.PathLike[str], rank: int) -> IO[bytes]:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder, f"process_{rank}.log").open("wb", buffering=0)
+
+
+def _cluster_environment(processes: int, devices: int | None) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    # jax's coordinator would listen on every interface if it were not told otherwise.
+    environment = {**os.environ, ADDRESS: address, "JAX_COORDINATOR_BIND_ADDRESS": address}
+    environment[COUNT] = str(processes)
+    if devices is not None:
+        environment[DEVICES] = str(devices)
+    return environment
+
+
+def _prepared(command: list[str], processes: int, pin: bool) -> Iterator[list[str]]:
+    """`command` for each process, run by way of this file as a script: see `_become`."""
+    cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+    for rank in range(processes):
+        core = str(cores[rank]) if len(cores) >= processes else "any"
+        yield [sys.executable, "-I", "-S", __file__, core, str(os.getpid()), *command]
+
+
+@contextlib.contextmanager
+def _signals_to(events: _Events) -> Iterator[None]:
+    """Put SIGINT and SIGTERM into `events`; only the main thread may set handlers."""
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    before = {n: signal.signal(n, lambda number, _: events.put((None, number))) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _say(text: str) -> None:
+    print(f"optimus_jax: {text}", file=sys.stderr, flush=True)
+
+
+def _become(core: str, parent: str, *command: str) -> None:
+    """In the new process: bind it to its core and to its parent's life, then run the command."""
+    if core != "any":
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {int(core)})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            sys.exit("the launcher has ended")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        _say(f"cannot run {command[0]}: {error.strerror}")
+        sys.exit(127)
+
+
+def initialize(timeout_seconds: int = 300) -> None:
+    """Join the cluster that the JAX_* variables describe; one process alone needs none of them.
+
+    Every entry point calls this before anything uses a device. Where the launcher chose a number
+    of devices per process, it takes effect here. Raises RuntimeError naming the variables.
+    """
+    if os.environ.get(DEVICES):
+        configure_cpu_devices(_integer(DEVICES, os.environ[DEVICES]))
+    values = {name: os.environ.get(name, "") for name in (ADDRESS, COUNT, RANK)}
+    if not any(values.values()):
+        return
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        present = " and ".join(name for name, value in values.items() if value)
+        raise RuntimeError(f"{present} set but not {' and '.join(missing)}: set all three or none")
+    count, rank = _integer(COUNT, values[COUNT]), _integer(RANK, values[RANK])
+    host, _, port = values[ADDRESS].rpartition(":")
+    if not host or not port.isdecimal():
+        raise RuntimeError(f"{ADDRESS}={values[ADDRESS]} is not HOST:PORT")
+    if not 0 <= rank < count:
+        raise RuntimeError(f"{RANK}={rank} is not one of 0 to {COUNT}-1, with {COUNT}={count}")
+    if count == 1:
+        return
+    import jax
+
+    if jax.distributed.is_initialized():
+        return
+    try:
+        if rank:
+            _await_coordinator(host.strip("[]"), int(port), timeout_seconds)
+        jax.distributed.initialize(
+            values[ADDRESS], count, rank, initialization_timeout=timeout_seconds
+        )
+    except Exception as error:
+        described = ", ".join(f"{name}={value}" for name, value in values.items())
+        reason = " ".join(str(error).split())
+        raise RuntimeError(f"cannot join the cluster of {described}: {reason}") from error
+
+
+def _await_coordinator(host: str, port: int, seconds: float) -> None:
+    """Wait until process 0 answers; without this, jax aborts the interpreter when none does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"no answer from process 0 in {seconds} s: {error}") from error
+        time.sleep(0.05)
+
+
+def configure_cpu_devices(count: int) -> None:
+    """Where jax runs on the CPU, make it `count` devices; call it before any device is used."""
+    if count < 1:
+        raise ValueError(f"{count} devices per process; there must be at least 1")
+    if runs_on_cpu():
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def runs_on_cpu() -> bool:
+    """Whether jax's default platform is the CPU, found out without starting a backend."""
+    import jax
+
+    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if platforms:
+        return platforms.split(",")[0].strip() == "cpu"
+    tpus = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
+    has_tpu = bool(tpus) and importlib.util.find_spec("libtpu") is not None
+    return not (has_tpu or _nvidia_smi_works())
+
+
+def _nvidia_smi_works() -> bool:
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0 and "GPU" in answer.stdout
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RuntimeError(f"{name}={text} is not a whole number") from None
+
+
+if __name__ == "__main__":
+    _become(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Slots in device memory, and loops that keep updating them in place.
+
+XLA copies every array that passes through a conditional, so a tick has none: what may or may not
+happen is a loop of zero or one trips over the carry (see `when`). A last, extra slot of each buffer
+is trash: slot -1 reads and writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+C = TypeVar("C")
+
+
+def make(slots: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """`slots` buffers and the trash, all NaN: what is read before it is written shows."""
+    return jnp.full((slots + 1, *shape), jnp.nan, dtype)
+
+
+def get(buffer: jax.Array, slot: jax.Array, *index: jax.Array | int) -> jax.Array:
+    """The value in a slot (and at further leading indices)."""
+    return buffer[(_address(buffer, slot), *index)]
+
+
+def put(
+    buffer: jax.Array, value: jax.Array, slot: jax.Array, *index: jax.Array | int
+) -> jax.Array:
+    """The buffer with `value` in a slot (and at further leading indices), updated in place."""
+    start = (_address(buffer, slot), *index)
+    value = value.astype(buffer.dtype)[(None,) * len(start)]
+    return lax.dynamic_update_slice(buffer, value, (*start, *(0,) * (buffer.ndim - len(start))))
+
+
+def _address(buffer: jax.Array, slot: jax.Array) -> jax.Array:
+    return jnp.where(slot < 0, buffer.shape[0] - 1, slot)
+
+
+def add_at(total: Any, values: Any, *index: jax.Array | int) -> Any:
+    """Adds a tree of values to a tree of totals, at leading indices of each total, in place."""
+
+    def one(total: jax.Array, value: jax.Array) -> jax.Array:
+        if not index:
+            return total + value.astype(total.dtype)
+        value = value.astype(total.dtype) + total[index]
+        start = (*index, *(0,) * value.ndim)
+        return lax.dynamic_update_slice(total, value[(None,) * len(index)], start)
+
+    return jax.tree.map(one, total, values)
+
+
+def when(condition: jax.Array, body: Callable[[C], C], carry: C) -> C:
+    """body(carry) if the condition holds, else carry; a loop, so that nothing is copied."""
+    return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, c: body(c), carry)
