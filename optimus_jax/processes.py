@@ -1,12 +1,10 @@
-"""Several processes on one machine: start them, look after them, and join them into one cluster.
-
-Importing this file does not import jax, so a launcher that only starts processes stays light.
-"""
+"""Several processes on one machine: started, looked after and joined into one jax cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import importlib.util
 import os
@@ -17,9 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -56,11 +54,16 @@ def run_local(
     environment = _cluster_environment(processes, devices_per_process)
     events: _Events = queue.SimpleQueue()
     children: list[_Child] = []
+    if log_dir is not None:
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_signals_to(events))
         try:
             for rank, prepared in enumerate(_prepared(command, processes, pin)):
-                log = stack.enter_context(_log(log_dir, rank)) if log_dir and rank else None
+                log = None
+                if log_dir is not None and rank:
+                    path = Path(log_dir, f"process_{rank}.log")
+                    log = stack.enter_context(path.open("wb", buffering=0))
                 children.append(_Child(rank, prepared, environment, log, events))
             return _supervise(children, events)
         finally:
@@ -93,7 +96,8 @@ def _supervise(children: list[_Child], events: _Events) -> int:
             failure = value
             name = f" ({signal.Signals(value - 128).name})" if value - 128 in _SIGNALS else ""
             stopping = "; stopping the others" if running else ""
-            _say(f"process {rank} of {len(children)} failed with code {value}{name}{stopping}")
+            said = f"process {rank} of {len(children)} failed with code {value}{name}{stopping}"
+            print(f"optimus_jax: {said}", file=sys.stderr, flush=True)
             deadline = time.monotonic() + GRACE_SECONDS
             # Children that were already asked to stop may be saving; a repeat would cut that off.
             if not signalled:
@@ -147,11 +151,6 @@ class _Child:
                 sys.stderr.flush()
 
 
-def _log(folder: str | os.PathLike[str], rank: int) -> IO[bytes]:
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return Path(folder, f"process_{rank}.log").open("wb", buffering=0)
-
-
 def _cluster_environment(processes: int, devices: int | None) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -185,10 +184,6 @@ def _signals_to(events: _Events) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _say(text: str) -> None:
-    print(f"optimus_jax: {text}", file=sys.stderr, flush=True)
-
-
 def _become(core: str, parent: str, *command: str) -> None:
     """In the new process: bind it to its core and to its parent's life, then run the command."""
     if core != "any":
@@ -202,8 +197,13 @@ def _become(core: str, parent: str, *command: str) -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        _say(f"cannot run {command[0]}: {error.strerror}")
+        print(f"optimus_jax: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
+
+
+def is_started() -> bool:
+    """Whether this process is one of several that a launcher started."""
+    return int(os.environ.get(COUNT) or 1) > 1
 
 
 def initialize(timeout_seconds: int = 300) -> None:
@@ -212,8 +212,11 @@ def initialize(timeout_seconds: int = 300) -> None:
     Every entry point calls this before anything uses a device. Where the launcher chose a number
     of devices per process, it takes effect here. Raises RuntimeError naming the variables.
     """
+    for name in (DEVICES, COUNT, RANK):
+        if not (os.environ.get(name) or "0").isdecimal():
+            raise RuntimeError(f"{name}={os.environ[name]} is not a whole number")
     if os.environ.get(DEVICES):
-        configure_cpu_devices(_integer(DEVICES, os.environ[DEVICES]))
+        configure_cpu_devices(int(os.environ[DEVICES]))
     values = {name: os.environ.get(name, "") for name in (ADDRESS, COUNT, RANK)}
     if not any(values.values()):
         return
@@ -221,7 +224,7 @@ def initialize(timeout_seconds: int = 300) -> None:
     if missing:
         present = " and ".join(name for name, value in values.items() if value)
         raise RuntimeError(f"{present} set but not {' and '.join(missing)}: set all three or none")
-    count, rank = _integer(COUNT, values[COUNT]), _integer(RANK, values[RANK])
+    count, rank = int(values[COUNT]), int(values[RANK])
     host, _, port = values[ADDRESS].rpartition(":")
     if not host or not port.isdecimal():
         raise RuntimeError(f"{ADDRESS}={values[ADDRESS]} is not HOST:PORT")
@@ -243,6 +246,15 @@ def initialize(timeout_seconds: int = 300) -> None:
         described = ", ".join(f"{name}={value}" for name, value in values.items())
         reason = " ".join(str(error).split())
         raise RuntimeError(f"cannot join the cluster of {described}: {reason}") from error
+    sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
+
+
+def _end_at_once(report: Callable[..., None], kind: type, *error: Any) -> None:
+    """For an uncaught error; jax's own exit would wait minutes for the other processes' exits."""
+    report(kind, *error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def _await_coordinator(host: str, port: int, seconds: float) -> None:
@@ -286,13 +298,6 @@ def _nvidia_smi_works() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return answer.returncode == 0 and "GPU" in answer.stdout
-
-
-def _integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise RuntimeError(f"{name}={text} is not a whole number") from None
 
 
 if __name__ == "__main__":

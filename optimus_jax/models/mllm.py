@@ -87,18 +87,20 @@ class Mllm:
 
     # The sequential model.
 
-    def hidden(self, params: Params, batch: Batch, with_images: bool = True) -> jax.Array:
+    def hidden(
+        self, params: Params, batch: Batch, with_images: bool | jax.Array = True
+    ) -> jax.Array:
         """The last LLM layer's output [B, T, D] in the compute dtype."""
         p = self.cast(params)
         x = self.embed_image(p["encoder"]["embed"], batch["image"])
         x = _stack(self.encoder_layer, p["encoder"]["layers"], x)
-        features = self.project(p["projector"], x)
-        if not with_images:
-            features = jnp.zeros_like(features)
+        features = jnp.where(with_images, self.project(p["projector"], x), 0)
         x = self.embed_text(p["llm"]["embed"], batch["tokens"], features)
         return _stack(self.llm_layer, p["llm"]["layers"], x)
 
-    def loss(self, params: Params, batch: Batch, with_images: bool = True) -> jax.Array:
+    def loss(
+        self, params: Params, batch: Batch, with_images: bool | jax.Array = True
+    ) -> jax.Array:
         """Mean cross-entropy over the weighted positions of the whole batch, one float32.
 
         Without images every feature is zero, which is what the method text_only trains.

@@ -1,21 +1,20 @@
-"""Earliest-deadline packing of encoder tasks into every idle interval of the LLM's timeline."""
+"""Encoder tasks packed into every idle interval of the LLM's timeline."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from optimus_jax.schedule.dataflow import Dataflow
 from optimus_jax.schedule.exchange import place_exchanges
-from optimus_jax.schedule.simulate import (
-    Durations,
-    Item,
-    Timing,
-    idle_intervals,
-    simulate,
-)
+from optimus_jax.schedule.packing import Packing, Part, Snapshot
+from optimus_jax.schedule.simulate import Durations, event_driven
 from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Task
 
-Parts = list[tuple[int, tuple[int, ...]]]  # (microbatch, units) of each encoder task, one pass
+_EPSILON = 1e-9
+_EFFORT = 60_000  # tasks timed in search of a shorter step, for each packing
+_REPAIR = 300_000  # tasks squared: placing the exchanges of n tasks takes about n^2
+_REPAIRS = 60  # at most as many placements in search of a shorter Program
 
 
 def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
@@ -24,108 +23,137 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
         0: EF0.0 F0 EF2 F1 B0 F2 B1 B2 EB2 ...
         1: EF0.1 EF1 F0 B0 F1 B1 F2 B2 EB0.1 ...
 
-    Tries whole microbatches, microbatches spread in units over all devices, and whole ones with
-    the first and the last spread (their encoder work is what no other packing can hide), and keeps
-    the one whose Program is shortest; of equal ones the one with the fewest tasks.
+    Packs whole microbatches, microbatches spread in units over all devices, and whole ones with
+    the first and the last spread (their encoder work is what no other packing can hide), each
+    improved by ruin and recreate. Keeps the one whose Program is shortest; of equal ones the one
+    with the shorter event-driven time, then the fewest tasks. If its Program takes longer than the
+    shortest packing without rendezvous, repairs it by further rounds judged by Program time.
     """
-    whole = [(i, ()) for i in range(pipe.microbatches)]
+    bound = lower_bound(llm, pipe, durations)
+    candidates = []
+    for parts in _splits(pipe):
+        packing = _packed(llm, pipe, durations, parts)
+        _improve(packing, bound)
+        for merged in (True, False):
+            candidates.append(_Candidate.of(packing, merged))
+    best = None
+    for candidate in sorted(candidates, key=lambda c: (round(c.end, 9), c.size)):
+        # a Program is never shorter than the event-driven time of its schedule
+        if best is None or candidate.end < best.program - _EPSILON:
+            candidate = candidate.placed(durations)
+            if best is None or candidate.program < best.program - _EPSILON:
+                best = candidate
+    assert best is not None
+    return _repaired(best, min(c.end for c in candidates), durations).schedule
+
+
+class _Candidate(NamedTuple):
+    """A packing at one moment: its schedule, event-driven time and Program time."""
+
+    packing: Packing
+    merged: bool
+    snapshot: Snapshot
+    schedule: Schedule
+    program: float = float("inf")
+
+    @classmethod
+    def of(cls, packing: Packing, merged: bool) -> _Candidate:
+        return cls(packing, merged, packing.snapshot(), packing.schedule(merged))
+
+    @property
+    def end(self) -> float:
+        return self.snapshot.end
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.schedule.orders))
+
+    def placed(self, durations: Durations) -> _Candidate:
+        """The same with its Program time."""
+        timing = place_exchanges(self.schedule, durations).timing(durations)
+        return self._replace(program=timing.end)
+
+
+def lower_bound(llm: Orders, pipe: Pipeline, durations: Durations) -> float:
+    """Seconds that no packing on this LLM order can beat: no LLM task starts before the first
+    microbatch is encoded by all devices at once, the last backward is spread likewise, and no
+    device does more than all its time."""
+    alone = event_driven(Schedule(pipe, llm), durations)
+    at_once = -(-pipe.units // pipe.stages) / pipe.units
+    forward = durations.of(Task(Kind.EF, 0), 0, pipe)
+    backward = durations.of(Task(Kind.EB, 0), 0, pipe)
+    drained = alone.intervals[0][-1][1] + backward * at_once
+    work = sum(end - start for row in alone.intervals for start, end in row)
+    work += pipe.microbatches * (forward + backward)
+    return max(forward * at_once + max(alone.end, drained), work / pipe.stages)
+
+
+def _splits(pipe: Pipeline) -> Iterator[list[Part]]:
+    """Ways to cut the encoder's work into parts: whole, ends spread, all spread."""
     single: list[tuple[int, ...]] = [(u,) for u in range(pipe.units)] if pipe.units > 1 else [()]
     ends = {0, pipe.microbatches - 1}
-    splits: list[Parts] = [
-        whole,
-        [(i, u) for i, all_ in whole for u in (single if i in ends else [all_])],
-        [(i, u) for i, _ in whole for u in single],
-    ]
-    found = []
-    for parts in splits:
-        schedule = _Packing(llm, pipe, durations).pack(parts)
-        end = place_exchanges(schedule, durations).timing(durations).end
-        found.append((round(end, 9), len(parts), schedule))
-    return min(found, key=lambda f: f[:2])[2]
+    everything = range(pipe.microbatches)
+    yield [(i, ()) for i in everything]
+    yield [(i, u) for i in everything for u in (single if i in ends else [()])]
+    yield [(i, u) for i in everything for u in single]
 
 
-class _Slot(NamedTuple):
-    """A place for a task: before position `position` of a device's order, done at `end`, which is
-    `late` seconds past what delays nothing."""
+def _packed(llm: Orders, pipe: Pipeline, durations: Durations, parts: list[Part]) -> Packing:
+    """The parts put one by one, in the order in which the LLM needs them."""
+    packing = Packing(llm, pipe, durations, parts)
+    rank = {t.microbatch: n for n, t in enumerate(llm[0]) if t == Task(Kind.F, t.microbatch)}
+    for part in sorted(range(len(parts)), key=lambda p: (rank[parts[p][0]], p)):
+        packing.put(part)
+    return packing
 
-    late: float
-    end: float
-    device: int
-    position: int
 
-
-class _Packing:
-    """Orders that grow by one encoder task at a time."""
-
-    TRIED = 4  # how many late places are simulated to find the least harmful
-
-    def __init__(self, llm: Orders, pipe: Pipeline, durations: Durations):
-        self.pipe, self.durations = pipe, durations
-        self.orders: list[list[Item]] = [list(order) for order in llm]
-        everything = frozenset(range(pipe.microbatches))
-        self.flow = Dataflow(pipe, llm, everything)
-        self.owner: dict[tuple[int, tuple[int, ...]], int] = {}
-
-    def pack(self, parts: Parts) -> Schedule:
-        """Forwards in the order in which the LLM needs them, then backwards in the order in which
-        their gradients arrive. A backward runs where its forward ran: the saved inputs are there."""
-        rank: dict[tuple[Kind, int], int] = {}
-        for n, task in enumerate(self.orders[0]):
-            if isinstance(task, Task) and task.chunk == 0:
-                rank[task.kind, task.microbatch] = n
-        for kind, llm_kind in ((Kind.EF, Kind.F), (Kind.EB, Kind.B)):
-            for i, units in sorted(parts, key=lambda part: (rank[llm_kind, part[0]], part[1])):
-                self._place(Task(kind, i, units=units))
-        orders = tuple(
-            tuple(task for task in order if isinstance(task, Task)) for order in self.orders
-        )
-        return Schedule(self.pipe, orders)
-
-    def _place(self, task: Task) -> None:
-        timing = self._simulate()
-        slots = sorted(self._slots(task, timing))
-        if slots[0].late > 0 and len(slots) > 1:
-            slots = sorted(
-                slots[: self.TRIED], key=lambda slot: (round(self._end_with(task, slot), 9), slot)
-            )
-        self._insert(task, slots[0])
-        self.owner[task.microbatch, task.units] = slots[0].device
-
-    def _slots(self, task: Task, timing: Timing) -> list[_Slot]:
-        """Every place for `task`, whether or not something gets late."""
-        release, deadline = 0.0, float("inf")
-        devices = list(range(self.pipe.stages))
-        if task.kind == Kind.EF:
-            deadline = self._llm_time(Kind.F, task.microbatch, timing)[0]
+def _improve(packing: Packing, bound: float) -> None:
+    """Shortens a packing by ruin and recreate (Schrimpf et al. 2000): takes a few parts out, puts
+    them back at their best places, and keeps what is no worse."""
+    chance = random.Random(0)
+    current = packing.snapshot()
+    limit = packing.work + _EFFORT
+    while packing.end > bound + _EPSILON and packing.work < limit:
+        _reshuffle(packing, chance)
+        if packing.end <= current.end + _EPSILON:
+            current = packing.snapshot()
         else:
-            release = self._llm_time(Kind.B, task.microbatch, timing)[1]
-            devices = [self.owner[task.microbatch, task.units]]
-        slots = []
-        for device in devices:
-            length = self.durations.of(task, device, self.pipe)
-            waits = idle_intervals(timing.intervals[device], timing.end)
-            for position, begin, until in waits:
-                start = max(begin, release)
-                # a place past the deadline, or before the release, would block its device's tasks
-                if start > deadline or (until < release and position < len(waits) - 1):
-                    continue
-                late = max(0.0, start + length - min(until, deadline))
-                slots.append(_Slot(round(late, 9), start + length, device, position))
-        return slots
+            packing.restore(current)
 
-    def _llm_time(self, kind: Kind, microbatch: int, timing: Timing) -> tuple[float, float]:
-        return timing.intervals[0][self.orders[0].index(Task(kind, microbatch))]
 
-    def _end_with(self, task: Task, slot: _Slot) -> float:
-        self._insert(task, slot)
-        end = self._simulate().end
-        self.flow.remove(slot.device, task)
-        del self.orders[slot.device][slot.position]
-        return end
+def _repaired(best: _Candidate, goal: float, durations: Durations) -> _Candidate:
+    """Ruin and recreate again, judged by Program time, until the Program takes `goal`."""
+    packing, chance = best.packing, random.Random(0)
+    packing.restore(best.snapshot)
+    tries = min(_REPAIRS, _REPAIR // best.size**2)
+    rounds = 10 * tries
+    while best.program > goal + _EPSILON and tries and rounds:
+        rounds -= 1
+        _reshuffle(packing, chance)
+        if packing.end < best.program - _EPSILON:
+            tries -= 1
+            candidate = _Candidate.of(packing, best.merged).placed(durations)
+            if candidate.program <= best.program + _EPSILON:
+                best = candidate
+                continue
+        packing.restore(best.snapshot)
+    return best
 
-    def _insert(self, task: Task, slot: _Slot) -> None:
-        self.flow.add(slot.device, task)
-        self.orders[slot.device].insert(slot.position, task)
 
-    def _simulate(self) -> Timing:
-        return simulate(self.orders, self.flow, self.durations)
+def _reshuffle(packing: Packing, chance: random.Random) -> None:
+    """Takes out some parts at random, or a microbatch, or neighbours in time, and puts them back."""
+    everything = range(len(packing.parts))
+    count = min(chance.choice((1, 1, 2, 2, 3, 4)), len(everything))
+    choice = chance.random()
+    if choice < 0.5:
+        parts = chance.sample(everything, count)
+    elif choice < 0.75:
+        microbatch = chance.randrange(packing.pipe.microbatches)
+        parts = [p for p in everything if packing.parts[p][0] == microbatch]
+    else:
+        first = chance.randrange(len(everything))
+        parts = list(everything[first : first + count])
+    chance.shuffle(parts)
+    packing.take(parts)
+    for part in parts:
+        packing.put(part)

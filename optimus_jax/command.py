@@ -1,0 +1,165 @@
+"""What all commands share: flags, configuration errors in words, and the JSON line at the end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from optimus_jax.config import Config, from_config_dict
+from optimus_jax.config_checks import ConfigError, did_you_mean
+
+flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
+
+
+class UserError(Exception):
+    """A mistake that the user can mend; the message says how. Shown without a traceback."""
+
+
+def define_config(default: str | None = None) -> None:
+    """Declares --config=FILE[:argument], --config.key=value and --workdir=DIR."""
+    config_flags.DEFINE_config_file("config", default, "The run's configuration.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/ and the config's name).")
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Parses the command line and ends the process with main's exit code. 2 for a wrong command
+    line, 130 for Ctrl-C; both without a traceback."""
+    try:
+        _parse(sys.argv)
+        code = main() or 0
+    except ConfigError as error:
+        code = _complain([f"{len(error.errors)} error(s) in the configuration:", *error.errors])
+    except (UserError, flags.Error) as error:
+        code = _complain([str(error)])
+    except KeyboardInterrupt:
+        code = _complain(["interrupted"], 130)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _complain(lines: list[str], code: int = 2) -> int:
+    print("\n  ".join(lines), file=sys.stderr)
+    return code
+
+
+def _parse(argv: list[str]) -> None:
+    """Fills flags.FLAGS. All wrong overrides of the config are reported together, and with them
+    what is wrong with the configuration that the right ones make."""
+    if "config" in flags.FLAGS:
+        wrong = _wrong_overrides(argv)
+        if wrong:
+            raise ConfigError(wrong)
+    rest = flags.FLAGS(argv)[1:]
+    if rest:
+        raise UserError(f"not understood: {' '.join(rest)} (options look like --name=value)")
+
+
+def _wrong_overrides(argv: list[str]) -> list[str]:
+    values = _load(argv)
+    errors = []
+    for word in argv[1:]:
+        name, equals, text = word.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            continue
+        path = name.lstrip("-").split(".")[1:]
+        group: Any = values
+        for k, key in enumerate(path):
+            if not isinstance(group, ConfigDict) or key not in group:
+                valid = list(group) if isinstance(group, ConfigDict) else []
+                where = ".".join(["config", *path[: k + 1]])
+                errors.append(f"{where}: unknown{did_you_mean(key, valid)}")
+                break
+            if k < len(path) - 1:
+                group = group[key]
+        else:
+            errors += _override(group, path, equals, text)
+    try:
+        from_config_dict(values.to_dict())
+    except ConfigError as error:
+        errors += error.errors
+    return errors
+
+
+def _override(group: ConfigDict, path: list[str], equals: str, text: str) -> list[str]:
+    """Sets one value; says what is wrong if it has not the type of the old one."""
+    key, where, old = path[-1], ".".join(["config", *path]), group[path[-1]]
+    if isinstance(old, ConfigDict):
+        return [f"{where}: a group of settings; set one of {', '.join(old)}"]
+    if not equals:
+        return [f"{where}: no value; write --{where}=value"]
+    if isinstance(old, str):
+        group[key] = text
+        return []
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(old, float) and type(value) is int:
+        value = float(value)
+    if type(value) is not type(old):
+        noun = {int: "a whole number", float: "a number", bool: "True or False"}
+        return [f"{where}: expected {noun.get(type(old), 'a value')}, got {text!r}"]
+    group[key] = value
+    return []
+
+
+def _load(argv: list[str]) -> ConfigDict:
+    """The config file that the command line names, without overrides."""
+    given = [w.split("=", 1)[1] for w in argv[1:] if w.startswith(("--config=", "-config="))]
+    name = given[-1] if given else flags.FLAGS["config"].default
+    if name is None:
+        raise UserError(f"no configuration: pass --config=FILE, such as {_examples()}")
+    path, _, argument = str(name).partition(":")
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"--config={name}: no file {path!r}; there is {_examples()}")
+    parsed = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=parsed)
+    try:
+        parsed(["", f"--config={name}"])
+        return parsed["config"].value
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--config={name}: {type(error).__name__}: {error}") from error
+
+
+def _examples() -> str:
+    return ", ".join(sorted(map(str, pathlib.Path("configs").glob("*.py")))) or "none in configs/"
+
+
+def config() -> Config:
+    """The checked configuration of this command line."""
+    return from_config_dict(flags.FLAGS.config.to_dict())
+
+
+def workdir() -> pathlib.Path:
+    """The folder of the run; not yet made."""
+    if flags.FLAGS.workdir:
+        return pathlib.Path(flags.FLAGS.workdir)
+    name = str(flags.FLAGS["config"].config_filename).partition(":")[0]
+    return pathlib.Path("runs") / pathlib.Path(name).stem
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks for the run."""
+    return os.environ.get("JAX_PROCESS_ID", "0") == "0"
+
+
+def say(text: str) -> None:
+    """A line for people, from the first process."""
+    if is_first():
+        print(text, flush=True)
+
+
+def emit(values: dict[str, Any]) -> None:
+    """The JSON line, from the first process; nothing may be printed after it."""
+    if is_first():
+        print(json.dumps(values, allow_nan=False), flush=True)

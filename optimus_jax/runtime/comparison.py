@@ -1,0 +1,174 @@
+"""Runs Programs and measures how far loss and gradients are from the sequential model's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from optimus_jax.config import EncoderConfig, LlmConfig, ModelConfig, split_layers
+from optimus_jax.models.mllm import Mllm
+from optimus_jax.parallel import sharding
+from optimus_jax.parallel.mesh import Grid, make_meshes
+from optimus_jax.parallel.stages import stage_tree
+from optimus_jax.runtime.executor import Executor, put_global
+from optimus_jax.schedule.lower import lower
+from optimus_jax.schedule.methods import schedule as make_schedule
+from optimus_jax.schedule.program import Program, fit_together
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import Pipeline, Schedule
+from optimus_jax.schedule.validate import validate
+
+Errors = tuple[float, float]  # relative, of the loss and of the worst gradient
+
+
+def small_model(llm_layers: int, dtype: str = "float32") -> Mllm:
+    """Odd sizes, so that mixed-up dimensions show."""
+    return Mllm(
+        ModelConfig(
+            dtype=dtype,
+            image_height=8,
+            image_width=12,
+            text_length=5,
+            encoder=EncoderConfig(layers=3, width=16, heads=2, hidden=24, patch=4),
+            projector_hidden=20,
+            llm=LlmConfig(layers=llm_layers, width=24, heads=3, hidden=40),
+        )
+    )
+
+
+def random_batch(config: ModelConfig, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Pictures of noise and text of random tokens, with uneven weights that include zero."""
+    rng = np.random.default_rng(seed)
+    shape = rows, config.sequence
+    tokens = rng.integers(config.image_token + 1, config.vocabulary, shape)
+    for row in tokens:  # image tokens need not stand together
+        row[rng.permutation(config.sequence)[: config.image_tokens]] = config.image_token
+    size = config.image_height, config.image_width, config.image_channels
+    return {
+        "image": rng.integers(0, 256, (rows, *size)).astype(np.uint8),
+        "tokens": tokens.astype(np.int32),
+        "targets": rng.integers(0, config.vocabulary, shape).astype(np.int32),
+        "weights": (rng.random(shape) * (rng.random(shape) < 0.7)).astype(np.float32),
+    }
+
+
+class Bench:
+    """A small model on a pipeline, its batch, and the loss and gradients that it must have."""
+
+    def __init__(self, pipe: Pipeline, dp: int, dtype: str = "float32"):
+        self.pipe, self.grid = pipe, Grid(dp, pipe.stages)
+        self.model = small_model(sum(pipe.llm_layers), dtype)
+        self.rows = 2 * pipe.units
+        self.batch = random_batch(self.model.config, dp * pipe.microbatches * self.rows)
+        self.params = jax.jit(self.model.init)(jax.random.key(0))
+        self.meshes = make_meshes(self.grid, jax.devices())
+        value_and_grad = jax.jit(jax.value_and_grad(self.model.loss))
+        self.expected = {
+            images: jax.tree.map(np.asarray, value_and_grad(self.params, self.batch, images))
+            for images in (False, True)
+        }
+
+    def here(self) -> bool:
+        """Whether this process has devices of the mesh."""
+        return any(d.process_index == jax.process_index() for d in self.meshes.grid.devices.flat)
+
+    def executor(self, program: Program, **options: Any) -> Executor:
+        return Executor(
+            self.model, self.pipe, self.meshes, program.slots, self.rows, poison=True, **options
+        )
+
+    def staged(self, executor: Executor, tree: Any) -> Any:
+        """A stage-free tree of weights as the executor wants it, on the devices."""
+        host = jax.tree.map(np.asarray, stage_tree(tree, self.pipe))
+        return jax.tree.map(put_global, host, sharding.shardings(executor.axes, self.meshes))
+
+    def errors(self, loss: jax.Array, grads: Any, images: bool) -> Errors:
+        """Worst over devices and weights: |g - g_ref| / max(|g_ref|, 1e-4 |all gradients|) of each
+        device's shard; infinite where a value is not finite."""
+        wanted_loss, wanted = self.expected[images]
+        total = np.sqrt(sum(float(np.sum(g**2)) for g in jax.tree.leaves(wanted)))
+        wanted = jax.tree.map(np.asarray, stage_tree(wanted, self.pipe))
+        worst = 0.0
+        for g, ref in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+            for shard in g.addressable_shards:
+                part = ref[shard.index]
+                size = max(float(np.linalg.norm(part)), 1e-4 * total)
+                worst = max(worst, _finite(np.linalg.norm(np.asarray(shard.data) - part) / size))
+        losses = [np.asarray(shard.data) for shard in loss.addressable_shards]
+        return max(_finite(abs(x - wanted_loss) / wanted_loss) for x in losses), worst
+
+
+def _finite(x: Any) -> float:
+    return float(x) if np.isfinite(x) else float("inf")
+
+
+def compare(
+    pp: int, dp: int, chunks: int, microbatches: int, cases: list[tuple[str, str]], inject: str = ""
+) -> list[Errors]:
+    """The errors of each (order, method), all through one compilation. Zero where this process has
+    no device of the mesh. `inject` is one of verify.INJECTIONS."""
+    virtual = pp * chunks
+    layers = split_layers(virtual + (virtual > 1), virtual)  # uneven where there are stages
+    pipe = Pipeline(pp, microbatches, chunks, pp, layers, encoder_layers=3)
+    durations = Durations.uniform(pipe, encoder=0.7)
+    bench = Bench(pipe, dp)
+    if not bench.here():
+        return [(0.0, 0.0)] * len(cases)
+    programs = []
+    for order, method in cases:
+        schedule = make_schedule(method, order, pipe, durations)
+        if inject == "drop_microbatch":
+            schedule = _without_microbatch(schedule, 0)
+        program = lower(schedule, durations)
+        if not inject:
+            validate(program, schedule)
+        programs.append(_swapped_slots(program) if inject == "swap_slots" else program)
+    programs = fit_together(programs)
+    executor = bench.executor(programs[0], reduce=inject != "skip_reduce")
+    step, params = executor.gradient_step(), bench.staged(executor, bench.params)
+    batch = executor.place_batch(bench.batch)
+    errors = []
+    for (_, method), program in zip(cases, programs, strict=True):
+        loss, grads, _ = step(params, batch, *executor.place_tables(program))
+        errors.append(bench.errors(loss, grads, images=method != "text_only"))
+    if step._cache_size() != 1:
+        raise AssertionError(f"{len(cases)} schedules took {step._cache_size()} compilations")
+    return errors
+
+
+def agree(results: list[Any]) -> list[Errors]:
+    """The worst errors over all processes, in each of them."""
+    mine = np.array([(r.loss_rel_err, r.grad_rel_err) for r in results], np.float64).reshape(-1, 2)
+    if jax.process_count() > 1:
+        # as bytes: x64 is off, and float32 would round
+        every = multihost_utils.process_allgather(np.frombuffer(mine.tobytes(), np.uint8))
+        mine = np.max([np.frombuffer(x.tobytes()).reshape(-1, 2) for x in every], axis=0)
+    return [(float(a), float(b)) for a, b in mine]
+
+
+def _without_microbatch(schedule: Schedule, microbatch: int) -> Schedule:
+    orders = tuple(
+        tuple(task for task in order if task.microbatch != microbatch) for order in schedule.orders
+    )
+    return Schedule(schedule.pipeline, orders)
+
+
+def _swapped_slots(program: Program) -> Program:
+    """The saved inputs of two microbatches mixed up: two B of one device read each other's slot."""
+    table, column = program.table.copy(), program.columns["saved"]
+    for device in range(program.pipeline.stages):
+        ticks = [
+            t
+            for t in range(program.ticks)
+            if (task := program.task(t, device)) is not None and task.kind == "B"
+        ]
+        for a, b in zip(ticks, ticks[1:], strict=False):
+            if table[a, device, column] != table[b, device, column]:
+                slots = table[[b, a], device, column]
+                table[[a, b], device, column] = slots
+                return dataclasses.replace(program, table=table)
+    raise ValueError("no device holds two microbatches at once: nothing to swap")
