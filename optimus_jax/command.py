@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from optimus_jax import processes
 from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 
@@ -23,9 +24,14 @@ class UserError(Exception):
     """A mistake that the user can mend; the message says how. Shown without a traceback."""
 
 
-def define_config(default: str | None = None) -> None:
+DEFAULT_CONFIG = "configs/digits.py"
+
+
+def define_config() -> None:
     """Declares --config=FILE[:argument], --config.key=value and --workdir=DIR."""
-    config_flags.DEFINE_config_file("config", default, "The run's configuration.", lock_config=True)
+    config_flags.DEFINE_config_file(
+        "config", DEFAULT_CONFIG, "The run's configuration.", lock_config=True
+    )
     flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/ and the config's name).")
 
 
@@ -46,7 +52,10 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _complain(lines: list[str], code: int = 2) -> int:
-    print("\n  ".join(lines), file=sys.stderr)
+    print("\n  ".join(lines), file=sys.stderr, flush=True)
+    if processes.count() > 1:
+        sys.stdout.flush()
+        os._exit(code)  # jax's own exit would wait for the other processes
     return code
 
 
@@ -113,11 +122,8 @@ def _override(group: ConfigDict, path: list[str], equals: str, text: str) -> lis
 
 def _load(argv: list[str]) -> ConfigDict:
     """The config file that the command line names, without overrides."""
-    given = [w.split("=", 1)[1] for w in argv[1:] if w.startswith(("--config=", "-config="))]
-    name = given[-1] if given else flags.FLAGS["config"].default
-    if name is None:
-        raise UserError(f"no configuration: pass --config=FILE, such as {_examples()}")
-    path, _, argument = str(name).partition(":")
+    name = _config_name(argv)
+    path = name.partition(":")[0]
     if not pathlib.Path(path).is_file():
         raise UserError(f"--config={name}: no file {path!r}; there is {_examples()}")
     parsed = flags.FlagValues()
@@ -129,6 +135,11 @@ def _load(argv: list[str]) -> ConfigDict:
         raise
     except Exception as error:
         raise UserError(f"--config={name}: {type(error).__name__}: {error}") from error
+
+
+def _config_name(argv: list[str]) -> str:
+    given = [w.split("=", 1)[1] for w in argv[1:] if w.startswith(("--config=", "-config="))]
+    return given[-1] if given else DEFAULT_CONFIG
 
 
 def _examples() -> str:
@@ -144,8 +155,7 @@ def workdir() -> pathlib.Path:
     """The folder of the run; not yet made."""
     if flags.FLAGS.workdir:
         return pathlib.Path(flags.FLAGS.workdir)
-    name = str(flags.FLAGS["config"].config_filename).partition(":")[0]
-    return pathlib.Path("runs") / pathlib.Path(name).stem
+    return pathlib.Path("runs") / pathlib.Path(_config_name(sys.argv).partition(":")[0]).stem
 
 
 def is_first() -> bool:

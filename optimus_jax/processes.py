@@ -201,9 +201,10 @@ def _become(core: str, parent: str, *command: str) -> None:
         sys.exit(127)
 
 
-def is_started() -> bool:
-    """Whether this process is one of several that a launcher started."""
-    return int(os.environ.get(COUNT) or 1) > 1
+def count() -> int:
+    """How many processes a launcher started, this one included; 1 without a launcher."""
+    text = os.environ.get(COUNT) or "1"
+    return int(text) if text.isdecimal() else 1  # initialize() complains
 
 
 def initialize(timeout_seconds: int = 300) -> None:

@@ -119,11 +119,11 @@ flags.DEFINE_string("match", "", "Run only cases with this text in their names."
 
 def main() -> int:
     options = flags.FLAGS
-    if options.processes > 1 and not processes.is_started():
+    if options.processes > 1 and processes.count() == 1:
         line = [sys.executable, "-m", "optimus_jax.verify", *sys.argv[1:]]
         return processes.run_local(line, options.processes, DEVICES // options.processes)
     processes.initialize()
-    if not processes.is_started():
+    if processes.count() == 1:
         processes.configure_cpu_devices(DEVICES)
     results = run(options.inject, options.match)
     failed = [r for r in results if not r.passed]

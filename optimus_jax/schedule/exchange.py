@@ -62,6 +62,7 @@ class _Meeting(NamedTuple):
     at: float
     sender: int
     receiver: int
+    price: float = 0.0  # of a meeting that delays: how long the step then takes
 
 
 def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
@@ -76,24 +77,34 @@ def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
 
     Raises ScheduleError if a value finds no place without a cycle.
     """
+    placement = place_within(schedule, durations, float("inf"))
+    assert placement is not None
+    return placement
+
+
+def place_within(schedule: Schedule, durations: Durations, limit: float) -> Placement | None:
+    """As `place_exchanges`, but None as soon as it is clear that the step takes `limit` or longer.
+
+    Raises ScheduleError if a value finds no place without a cycle.
+    """
     ideal = event_driven(schedule, durations).end
-    best: tuple[float, Placement] | None = None
+    best: Placement | None = None
     refused: ScheduleError | None = None
     for order in (_by_production, _llm_first, _by_use):
         try:
-            placement = _Placing(schedule, durations).run(order)
+            placement = _Placing(schedule, durations).run(order, limit)
         except ScheduleError as error:
             refused = error
             continue
-        end = placement.timing(durations).end
-        if best is None or end < best[0] - _EPSILON:
-            best = end, placement
-        if end <= ideal + _EPSILON:
+        if placement is None:
+            continue
+        best, limit = placement, placement.timing(durations).end
+        if limit <= ideal + _EPSILON:
             break
-    if best is None:
-        assert refused is not None
+        limit -= _EPSILON
+    if best is None and refused is not None:
         raise refused
-    return best[1]
+    return best
 
 
 Order = Callable[[Value, float, float], tuple[float, ...]]  # value, made at, used at -> sort key
@@ -112,7 +123,7 @@ def _by_use(value: Value, made: float, used: float) -> tuple[float, ...]:
 
 
 class _Placing:
-    TRIED = 6  # how many delaying pairs are simulated
+    TRIED = 4  # how many delaying pairs of equal price are simulated
 
     def __init__(self, schedule: Schedule, durations: Durations):
         self.schedule, self.durations = schedule, durations
@@ -120,7 +131,8 @@ class _Placing:
         self.sequences: list[list[Item]] = [list(order) for order in schedule.orders]
         self.timing = simulate(self.sequences, self.flow, durations)
 
-    def run(self, order: Order) -> Placement:
+    def run(self, order: Order, limit: float) -> Placement | None:
+        """None if the step takes `limit` or longer: a further exchange never makes it shorter."""
         made: dict[Value, float] = {}
         used: dict[Value, float] = {}
         for device, task, start, end in self.timing.log:
@@ -130,6 +142,8 @@ class _Placing:
             made.update((v, end) for v in writes if self.flow.moves(v))
         for value in sorted(made, key=lambda v: order(v, made[v], used[v])):
             self._place(value)
+            if self.timing.end >= limit:
+                return None
         return Placement(self.schedule, self.sequences)
 
     def _place(self, value: Value) -> None:
@@ -148,7 +162,10 @@ class _Placing:
             self._insert(exchange, meetings[0], sender, receiver)
             return
         best: tuple[tuple[float, float], _Meeting, Timing] | None = None
-        for meeting in meetings[: self.TRIED]:
+        left = self.TRIED
+        for meeting in self._priced(meetings, sender, receiver):
+            if best is not None and (not left or best[0][0] < meeting.price - _EPSILON):
+                break
             self._insert(exchange, meeting, sender, receiver)
             try:
                 timing = simulate(self.sequences, self.flow, self.durations)
@@ -159,6 +176,7 @@ class _Placing:
                 del self.timing.intervals[device][position]
             if timing is None:
                 continue
+            left -= 1
             lateness = sum(start for _, _, start, _ in timing.log)
             cost = round(timing.end, 9), round(lateness, 9)
             if best is None or cost < best[0]:
@@ -212,6 +230,49 @@ class _Placing:
                 found.append(_Meeting(delay, at, a.position, b.position))
         late = value.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
         return sorted(found, key=lambda m: (round(m.delay, 9), -m.at if late else m.at))
+
+    def _priced(self, meetings: list[_Meeting], sender: int, receiver: int) -> list[_Meeting]:
+        """The meetings with their prices, cheapest first, then in the order given.
+
+        The step then takes the longest way through the meeting, or what it takes now: the time up
+        to it and the longest ways from the items after it (as in `Packing`). Exact unless the
+        meeting closes a cycle.
+        """
+        if len(self.timing.log) < sum(map(len, self.sequences)):  # exchanges without delay are new
+            self.timing = simulate(self.sequences, self.flow, self.durations)
+        tails = self._tails()
+        priced = []
+        for m in meetings:
+            rest = max(tails[sender][m.sender], tails[receiver][m.receiver])
+            price = max(self.timing.end, m.at + self.durations.transfer + rest)
+            priced.append(m._replace(price=round(price, 9)))
+        return sorted(priced, key=lambda m: m.price)
+
+    def _tails(self) -> list[list[float]]:
+        """For every item of every device, the longest way from its start to the end of the step,
+        and 0 for the end of the sequence."""
+        tails: list[list[float]] = [[0.0] for _ in self.sequences]  # last item first
+        entered: dict[int, float] = {}  # exchanges of which one device is done
+        moved = {v for s in self.sequences for x in s if isinstance(x, Exchange) for v in x.values}
+        use: dict[Value, float] = {}
+        for device, item, start, end in reversed(self.timing.log):
+            rest = tails[device][-1]
+            if isinstance(item, Exchange):
+                tail = rest + end - start
+                if id(item) in entered:
+                    tail = max(tail, entered[id(item)])
+                    tails[item.other(device)][-1] = tail
+                entered[id(item)] = tail
+            else:
+                reads, writes = self.flow.io[device, item]
+                for value in writes:
+                    if value in use and value not in moved:
+                        away = self.durations.transfer if self.flow.moves(value) else 0.0
+                        rest = max(rest, use[value] + away)
+                tail = rest + end - start
+                use.update(dict.fromkeys(reads, tail))
+            tails[device].append(tail)
+        return [row[::-1] for row in tails]
 
     def _windows(self, device: int, first: int, last: int) -> list[_Window]:
         sequence, intervals = self.sequences[device], self.timing.intervals[device]

@@ -6,15 +6,15 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from optimus_jax.schedule.exchange import place_exchanges
+from optimus_jax.schedule.exchange import place_within
 from optimus_jax.schedule.packing import Packing, Part, Snapshot
 from optimus_jax.schedule.simulate import Durations, event_driven
 from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Task
 
 _EPSILON = 1e-9
 _EFFORT = 60_000  # tasks timed in search of a shorter step, for each packing
-_REPAIR = 300_000  # tasks squared: placing the exchanges of n tasks takes about n^2
-_REPAIRS = 60  # at most as many placements in search of a shorter Program
+_PLACING = 400_000  # the same for Programs: placing the exchanges of n tasks takes about n^2
+_REPAIRS = 60  # at most so many Programs in a repair
 
 
 def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
@@ -33,18 +33,19 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     candidates = []
     for parts in _splits(pipe):
         packing = _packed(llm, pipe, durations, parts)
-        _improve(packing, bound)
-        for merged in (True, False):
-            candidates.append(_Candidate.of(packing, merged))
-    best = None
-    for candidate in sorted(candidates, key=lambda c: (round(c.end, 9), c.size)):
-        # a Program is never shorter than the event-driven time of its schedule
-        if best is None or candidate.end < best.program - _EPSILON:
-            candidate = candidate.placed(durations)
-            if best is None or candidate.program < best.program - _EPSILON:
-                best = candidate
+        candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
+        if _improve(packing, bound):
+            candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
+    candidates.sort(key=lambda c: (round(c.end, 9), c.size))
+    best, budget = candidates[0].placed(durations), _PLACING
     assert best is not None
-    return _repaired(best, min(c.end for c in candidates), durations).schedule
+    for candidate in candidates[1:]:
+        budget -= candidate.size**2
+        # a Program is never shorter than the event-driven time of its schedule
+        if candidate.end > best.program - _EPSILON or budget < 0:
+            break
+        best = candidate.placed(durations, best.program - _EPSILON) or best
+    return _repaired(best, candidates[0].end, budget, durations).schedule
 
 
 class _Candidate(NamedTuple):
@@ -68,10 +69,10 @@ class _Candidate(NamedTuple):
     def size(self) -> int:
         return sum(map(len, self.schedule.orders))
 
-    def placed(self, durations: Durations) -> _Candidate:
-        """The same with its Program time."""
-        timing = place_exchanges(self.schedule, durations).timing(durations)
-        return self._replace(program=timing.end)
+    def placed(self, durations: Durations, limit: float = float("inf")) -> _Candidate | None:
+        """The same with its Program time, None if that is `limit` or more."""
+        placement = place_within(self.schedule, durations, limit)
+        return placement and self._replace(program=placement.timing(durations).end)
 
 
 def lower_bound(llm: Orders, pipe: Pipeline, durations: Durations) -> float:
@@ -107,11 +108,11 @@ def _packed(llm: Orders, pipe: Pipeline, durations: Durations, parts: list[Part]
     return packing
 
 
-def _improve(packing: Packing, bound: float) -> None:
+def _improve(packing: Packing, bound: float) -> bool:
     """Shortens a packing by ruin and recreate (Schrimpf et al. 2000): takes a few parts out, puts
-    them back at their best places, and keeps what is no worse."""
+    them back at their best places, and keeps what is no worse. Says whether it got shorter."""
     chance = random.Random(0)
-    current = packing.snapshot()
+    current, first = packing.snapshot(), packing.end
     limit = packing.work + _EFFORT
     while packing.end > bound + _EPSILON and packing.work < limit:
         _reshuffle(packing, chance)
@@ -119,22 +120,24 @@ def _improve(packing: Packing, bound: float) -> None:
             current = packing.snapshot()
         else:
             packing.restore(current)
+    return packing.end < first - _EPSILON
 
 
-def _repaired(best: _Candidate, goal: float, durations: Durations) -> _Candidate:
+def _repaired(best: _Candidate, goal: float, budget: int, durations: Durations) -> _Candidate:
     """Ruin and recreate again, judged by Program time, until the Program takes `goal`."""
     packing, chance = best.packing, random.Random(0)
     packing.restore(best.snapshot)
-    tries = min(_REPAIRS, _REPAIR // best.size**2)
+    tries = min(_REPAIRS, max(budget, 0) // best.size**2)
     rounds = 10 * tries
     while best.program > goal + _EPSILON and tries and rounds:
         rounds -= 1
         _reshuffle(packing, chance)
         if packing.end < best.program - _EPSILON:
             tries -= 1
-            candidate = _Candidate.of(packing, best.merged).placed(durations)
-            if candidate.program <= best.program + _EPSILON:
-                best = candidate
+            candidate = _Candidate.of(packing, best.merged)
+            placed = candidate.placed(durations, best.program + _EPSILON)
+            if placed is not None:
+                best = placed
                 continue
         packing.restore(best.snapshot)
     return best

@@ -127,12 +127,12 @@ def test_transfers_that_take_time_are_placed_too(sizes: tuple[int, int, int]) ->
 
 @pytest.mark.parametrize(
     "stage",
-    [0, pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="empty waits tie")), 2, 3],
+    [0, pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="empty waits tie")), 2],
 )
 def test_a_stage_may_take_no_time(stage: int) -> None:
-    pipe = Pipeline(4, 4)
-    passes = [tuple(x * (s != stage) for s in range(4)) for x in (1.0, 2.0)]
-    durations = Durations(*passes, (0.25,), (0.5,))
+    pipe = Pipeline(3, 2)
+    passes = [tuple(x * (s != stage) for s in range(3)) for x in (1.0, 2.0)]
+    durations = Durations(*passes, (1 / 3,), (2 / 3,))
     found = schedule("phased", "1f1b", pipe, durations)
     place_exchanges(found, durations).timing(durations)
 

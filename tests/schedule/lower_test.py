@@ -10,34 +10,14 @@ import pytest
 
 from optimus_jax.schedule.exchange import place_exchanges
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.program import Program, Slots, alphabet
+from optimus_jax.schedule.program import Slots
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError
 from optimus_jax.schedule.validate import validate
 from tests.schedule import arithmetic
+from tests.schedule.pictures import picture
 from tests.schedule.planned import planned
 from tests.schedule.random_schedules import random_schedule
-
-
-def picture(program: Program) -> str:
-    """A line for each tick: the devices' tasks, then what moves: `0>1` an LLM value, `1>0:2` two
-    units of features or of their gradients."""
-    at = program.columns
-    lines = []
-    for tick, pattern in enumerate(alphabet(program.pipeline)[k] for k in program.pattern):
-        devices = range(program.pipeline.stages)
-        cells = [str(program.task(tick, d) or ".").ljust(10) for d in devices]
-        moves = []
-        for sender, receiver in sorted(p for a, b in pattern.links for p in ((a, b), (b, a))):
-            row = program.table[tick, sender]
-            units = int((row[at["feature_send"]] >= 0).sum())
-            if pattern.features and units:
-                moves.append(f"{sender}>{receiver}:{units}")
-            elif not pattern.features and row[at["send"]] >= 0:
-                moves.append(f"{sender}>{receiver}")
-        lines.append(f"{' '.join(cells)} | {' '.join(moves)}".rstrip())
-    return "\n".join(lines)
-
 
 PROGRAMS = {
     "0: F0 F1 B0 F2 B1 B2 / 1: F0 B0 F1 B1 F2 B2": """

@@ -1,0 +1,105 @@
+"""Checkpoints by Orbax: stage-free trees that any plan can resume, saved in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from optimus_jax.config import ModelConfig
+from optimus_jax.data import tokens
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is missing or does not fit the configuration; the message says why."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `workdir`/checkpoints, the newest `keep` of them."""
+
+    def __init__(self, workdir: pathlib.Path, model: ModelConfig, keep: int = 3):
+        self.folder = (workdir / "checkpoints").absolute()
+        self.facts = {"model": dataclasses.asdict(model), "characters": tokens.CHARACTERS}
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        self.manager = ocp.CheckpointManager(self.folder, options=options)
+
+    def latest(self) -> int | None:
+        """The newest saved step: the number of steps done."""
+        return self.manager.latest_step()
+
+    def save(self, step: int, state: Any) -> None:
+        """Starts to save a stage-free state; returns when the devices' arrays are copied."""
+        if step in self.manager.all_steps():
+            return
+        self.manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state._asdict()), facts=ocp.args.JsonSave(self.facts)
+            ),
+        )
+
+    def restore(self, step: int, abstract: Any) -> Any:
+        """The state saved after `step` steps, laid out as `abstract` says.
+
+        Raises CheckpointError naming every model setting that differs.
+        """
+        self._check(step)
+        wanted = ocp.args.StandardRestore(abstract._asdict())
+        found = self.manager.restore(step, args=ocp.args.Composite(state=wanted))
+        return type(abstract)(**found["state"])
+
+    def restore_params(self, abstract: Any) -> tuple[int, Any]:
+        """The newest step and its weights alone.
+
+        Raises CheckpointError if there is none or it has another model.
+        """
+        step = self.latest()
+        if step is None:
+            raise CheckpointError(f"no checkpoint in {self.folder}: train first")
+        self._check(step)
+        item = ocp.args.PyTreeRestore(
+            item={"params": abstract},
+            restore_args={
+                "params": jax.tree.map(
+                    lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), abstract
+                )
+            },
+            partial_restore=True,
+        )
+        with ocp.CheckpointManager(
+            self.folder, item_handlers={"state": ocp.PyTreeCheckpointHandler()}
+        ) as manager:
+            found = manager.restore(step, args=ocp.args.Composite(state=item))
+        return step, found["state"]["params"]
+
+    def _check(self, step: int) -> None:
+        found = self.manager.restore(
+            step, args=ocp.args.Composite(facts=ocp.args.JsonRestore())
+        )["facts"]
+        differ = list(_differences(found, self.facts, ""))
+        if differ:
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.folder} has another model:\n  "
+                + "\n  ".join(differ)
+                + "\nuse another --workdir, or the settings of the checkpoint"
+            )
+
+    def wait(self) -> None:
+        """Returns when what was saved is on disk."""
+        self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def _differences(found: Any, wanted: Any, path: str) -> Any:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted(found.keys() | wanted.keys()):
+            yield from _differences(found.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
+    elif found != wanted and path != "model.dtype":  # weights are float32 in any case
+        yield f"{path}: {found!r} there, {wanted!r} in the configuration"

@@ -1,0 +1,70 @@
+"""The timeline as a picture: each device's LLM tasks and, below them, its encoder tasks."""
+
+from __future__ import annotations
+
+import pathlib
+
+from optimus_jax.config import Config
+from optimus_jax.plan.plan import Plan
+from optimus_jax.schedule.task import Kind
+
+# Told apart without colour too: forward is light, backward dark, encoder hatched.
+STYLES = {
+    Kind.F: ("#9ecae1", "LLM forward", ""),
+    Kind.B: ("#2171b5", "LLM backward", ""),
+    Kind.EF: ("#fdd0a2", "encoder forward", "//"),
+    Kind.EB: ("#e6550d", "encoder backward", "//"),
+}
+
+
+def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
+    """Draws the plan's predicted timeline into a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
+
+    devices = len(plan.lanes)
+    figure, axes = plt.subplots(figsize=(14, 1.6 + 1.1 * devices), layout="constrained")
+    for device, lane in enumerate(plan.lanes):
+        axes.axhspan(device - 0.42, device + 0.42, color="#f2f2f2", zorder=0)
+        for task, start, end in lane:
+            colour, _, hatch = STYLES[task.kind]
+            low = device if task.kind.is_encoder else device - 0.4
+            box = axes.broken_barh(
+                [(1e3 * start, 1e3 * (end - start))],
+                (low, 0.4),
+                facecolor=colour,
+                edgecolor="white",
+                hatch=hatch,
+                linewidth=0.8,
+            )
+            box.set_zorder(2)
+            if end - start > plan.program_s / 60:
+                dark = task.kind in (Kind.B, Kind.EB)
+                axes.text(
+                    1e3 * (start + end) / 2,
+                    low + 0.2,
+                    str(task),
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white" if dark else "black",
+                    zorder=3,
+                    clip_on=True,
+                )
+    axes.set_yticks(range(devices), [f"device {d}\nLLM | encoder" for d in range(devices)])
+    axes.set_ylim(devices - 0.5, -0.5)
+    axes.set_xlim(0, 1e3 * plan.program_s)
+    axes.set_xlabel("milliseconds, predicted (grey: idle)")
+    share = plan.bubbles.share_filled
+    axes.set_title(
+        f"{config.parallel.method}: {devices} stages, {config.parallel.microbatches} microbatches,"
+        f" {share:.0%} of the LLM's idle time filled"
+    )
+    handles = [Patch(facecolor=c, hatch=h, label=name) for c, name, h in STYLES.values()]
+    axes.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,129 @@
+"""The report folder of a run: predicted bubbles by cause, the timeline, the measured step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from optimus_jax.config import Config
+from optimus_jax.metrics import Stopwatch
+from optimus_jax.plan.plan import Plan
+from optimus_jax.schedule.visualize import text_grid
+
+CAUSES = {
+    "pp_warmup": "pipeline warm-up",
+    "pp_other": "between LLM tasks",
+    "pp_cooldown": "pipeline cool-down",
+}
+
+
+def folder(workdir: pathlib.Path) -> pathlib.Path:
+    return workdir / "report"
+
+
+def predicted(config: Config, plan: Plan) -> dict[str, Any]:
+    """What a plan predicts, as JSON values. Times in seconds, bubbles summed over devices."""
+    b = plan.bubbles
+    return {
+        "method": config.parallel.method,
+        "order": config.parallel.order,
+        "costs": plan.costs.source,
+        "predicted_step_s": plan.step_s,
+        "program_s": plan.program_s,
+        "event_driven_s": plan.event_driven_s,
+        "text_only_step_s": b.alone_step + plan.durations.epilogue,
+        "epilogue_s": plan.durations.epilogue,
+        "ticks": plan.program.ticks,
+        "slots": dataclasses.asdict(plan.program.slots),
+        "bubbles": {name: dataclasses.asdict(bubble) for name, bubble in b.causes.items()},
+        "share_filled": b.share_filled,
+        "inside_share": b.inside_share,
+        "time_share": b.time_share,
+    }
+
+
+def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -> dict[str, Any]:
+    """Writes report.json, timeline.txt and timeline.png and returns the report's values."""
+    from optimus_jax import picture
+
+    values = {
+        **predicted(config, plan),
+        "measured_step_s": watch.median(),
+        "measured_quartiles_s": watch.quartiles(),
+        "steps_timed": max(0, len(watch.seconds) - watch.SKIPPED),
+        "timeline": text_grid(plan.lanes),
+    }
+    where = folder(workdir)
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "timeline.txt").write_text(values["timeline"] + "\n")
+    picture.timeline(plan, config, where / "timeline.png")
+    save(workdir, values)
+    return values
+
+
+def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:
+    (folder(workdir) / "report.json").write_text(json.dumps(values, indent=2) + "\n")
+    (folder(workdir) / "report.txt").write_text(text(values) + "\n")
+
+
+def load(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The report that a training run left in `workdir`, None if there is none."""
+    path = folder(workdir) / "report.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def summary(values: dict[str, Any], loss: float) -> dict[str, Any]:
+    """The JSON line of a training run."""
+    names = ("measured_step_s", "predicted_step_s", "share_filled", "inside_share", "time_share")
+    return {"loss": loss, **{name: values[name] for name in names}}
+
+
+def text(values: dict[str, Any]) -> str:
+    """The report as a person reads it on a terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "idle time, all devices",
+        *(f"{name}, ms" for name in ("LLM alone", "encoder there", "filled", "left idle")),
+        box=box.SIMPLE_HEAD,
+    )
+    totals = [0.0] * 4
+    for cause, bubble in values["bubbles"].items():
+        row = [bubble[k] for k in ("alone", "encoder", "filled", "left")]
+        totals = [a + b for a, b in zip(totals, row, strict=True)]
+        table.add_row(CAUSES[cause], *(f"{1e3 * x:.2f}" for x in row))
+    table.add_row("together", *(f"{1e3 * x:.2f}" for x in totals), style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    console = Console(width=110, record=True, file=open("/dev/null", "w"), color_system=None)
+    console.print(table)
+    lines = [
+        f"Method {values['method']} on {values['order']}; predictions from {values['costs']} costs,"
+        " simulated, not measured",
+        "",
+        console.export_text().rstrip(),
+        "",
+        f"share of the LLM's idle time filled    {values['share_filled']:6.1%}",
+        f"encoder work inside that idle time     {values['inside_share']:6.1%}",
+        f"encoder time that the step is spared   {values['time_share']:6.1%}",
+        "",
+        f"predicted step   {1e3 * values['predicted_step_s']:8.2f} ms"
+        f"   (LLM alone {1e3 * values['text_only_step_s']:.2f} ms)",
+    ]
+    if values.get("measured_step_s"):
+        low, high = values.get("measured_quartiles_s") or (values["measured_step_s"],) * 2
+        lines.append(
+            f"measured step    {1e3 * values['measured_step_s']:8.2f} ms"
+            f"   (quartiles {1e3 * low:.2f} to {1e3 * high:.2f} ms of {values['steps_timed']} steps)"
+        )
+    if "digit_accuracy" in values:
+        lines += [
+            "",
+            f"held-out digits read right             {values['digit_accuracy']:6.1%}",
+            f"  with pictures shuffled               {values['shuffled_accuracy']:6.1%}",
+        ]
+    return "\n".join([*lines, "", values["timeline"]])

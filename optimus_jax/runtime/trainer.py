@@ -1,0 +1,129 @@
+"""The jitted training step and the state that it updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+from optimus_jax.config import TrainConfig
+from optimus_jax.models.weights import Params
+from optimus_jax.optimizer import clip, global_norm, make_optimizer
+from optimus_jax.parallel import sharding
+from optimus_jax.parallel.mesh import GRID_AXES
+from optimus_jax.parallel.stages import stage_tree, unstage_tree
+from optimus_jax.runtime.executor import BATCH_SPECS, TABLE_SPECS, Executor
+
+
+class TrainState(NamedTuple):
+    """float32 weights, AdamW's state, and the number of steps done."""
+
+    params: Params
+    optimizer: Any
+    step: jax.Array
+
+
+def map_weights(function: Callable[[Any], Any], tree: Any, others: Callable[[Any], Any]) -> Any:
+    """Applies `function` to each subtree that is laid out like the weights (the weights themselves
+    and the optimiser's moments), and `others` to every other leaf."""
+
+    def is_weights(x: Any) -> bool:
+        return isinstance(x, dict) and x.keys() >= {"encoder", "projector", "llm"}
+
+    def one(x: Any) -> Any:
+        return function(x) if is_weights(x) else others(x)
+
+    return jax.tree.map(one, tree, is_leaf=is_weights)
+
+
+class Trainer:
+    """Makes, stages and updates the training state of one executor."""
+
+    def __init__(self, executor: Executor, config: TrainConfig):
+        self.executor, self.config = executor, config
+        self.tx = make_optimizer(config)
+
+    def _initial(self, key: jax.Array) -> TrainState:
+        params = self.executor.model.init(key)
+        return TrainState(params, self.tx.init(params), jnp.zeros((), jnp.int32))
+
+    def abstract(self) -> TrainState:
+        """Shapes and dtypes of the stage-free state, as it stands on disk, and how each array lies
+        on the devices while it is moved there or back."""
+
+        def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            where = sharding.storage_sharding(x.shape, self.executor.meshes.grid)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+        return jax.tree.map(stored, jax.eval_shape(self._initial, jax.random.key(0)))
+
+    def shardings(self) -> TrainState:
+        """Shardings of the staged state, each module on its own mesh."""
+        meshes = self.executor.meshes
+        weights = sharding.shardings(self.executor.axes, meshes)
+        state = jax.eval_shape(self._initial, jax.random.key(0))
+        whole = NamedSharding(meshes.grid, Spec())
+        return map_weights(lambda _: weights, state, lambda _: whole)
+
+    def init(self) -> TrainState:
+        """The staged state before the first step; the same for every plan."""
+        make = jax.jit(
+            lambda key: self._staged(self._initial(key)), out_shardings=self.shardings()
+        )
+        return make(jax.random.key(self.config.seed))
+
+    def stage(self, state: TrainState) -> TrainState:
+        """A stage-free state, staged. The argument's memory is given up."""
+        made = jax.jit(self._staged, out_shardings=self.shardings(), donate_argnums=0)
+        return made(state)
+
+    def unstage(self, state: TrainState) -> TrainState:
+        """A stage-free copy of the staged state, to be saved."""
+        where = jax.tree.map(lambda x: x.sharding, self.abstract())
+        free = jax.jit(
+            lambda s: map_weights(
+                lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x
+            ),
+            out_shardings=where,
+        )
+        return free(state)
+
+    def _staged(self, state: TrainState) -> TrainState:
+        return map_weights(lambda w: stage_tree(w, self.executor.pipe), state, lambda x: x)
+
+    def train_step(self) -> Any:
+        """jit of (state, batch, table, pattern) -> (state, metrics); the old state is given up.
+
+        Metrics: loss, gradient norm before clipping, and the NaN count of each device.
+        """
+        specs = self.executor.param_specs
+        shapes = jax.eval_shape(self._initial, jax.random.key(0))
+        state_specs = map_weights(lambda _: specs, shapes, lambda _: Spec())
+        metric_specs = {"loss": Spec(), "grad_norm": Spec(), "nans": Spec(GRID_AXES)}
+        mapped = jax.shard_map(
+            self._update,
+            mesh=self.executor.meshes.grid,
+            in_specs=(state_specs, BATCH_SPECS, *TABLE_SPECS),
+            out_specs=(state_specs, metric_specs),
+            check_vma=False,
+        )
+        grid = self.executor.meshes.grid
+        metrics = {name: NamedSharding(grid, spec) for name, spec in metric_specs.items()}
+        return jax.jit(mapped, out_shardings=(self.shardings(), metrics), donate_argnums=0)
+
+    def _update(
+        self, state: TrainState, batch: Any, table: jax.Array, pattern: jax.Array
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        loss, grads, nans = self.executor.gradients(state.params, batch, table, pattern)
+        norm = global_norm(grads)
+        updates, optimizer = self.tx.update(
+            clip(grads, norm, self.config.clip), state.optimizer, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss, "grad_norm": norm, "nans": nans}
+        return TrainState(params, optimizer, state.step + 1), metrics

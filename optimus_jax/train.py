@@ -1,0 +1,188 @@
+"""python -m optimus_jax.train: plan, compile, restore, train, save, report."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import signal
+import time
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from optimus_jax import command, processes
+from optimus_jax.config import Config
+
+command.define_config()
+
+
+def main() -> int:
+    config, workdir = command.config(), command.workdir()
+    prepare_devices(config)
+    return train(config, workdir)
+
+
+def prepare_devices(config: Config) -> None:
+    """Joins the other processes, if any, and on a CPU makes the devices that the plan needs.
+
+    Raises UserError if they do not come out even.
+    """
+    needed = config.parallel.dp * config.parallel.pp
+    count = processes.count()
+    if needed % count:
+        raise command.UserError(
+            f"{count} processes cannot share {needed} devices (dp {config.parallel.dp} x pp"
+            f" {config.parallel.pp}) evenly: start a number of processes that divides {needed}"
+        )
+    processes.configure_cpu_devices(needed // count)
+    processes.initialize()
+
+
+def train(config: Config, workdir: pathlib.Path) -> int:
+    """Trains to the last step, from the newest checkpoint if there is one, and returns the exit
+    code: 0, or 130 or 143 if a signal ended it after a save."""
+    import jax
+
+    from optimus_jax import report
+    from optimus_jax.checkpoint import Checkpoints
+    from optimus_jax.data.batches import Prefetch
+    from optimus_jax.metrics import MetricLog, Stopwatch, progress_line
+    from optimus_jax.models.mllm import Mllm
+    from optimus_jax.parallel.mesh import Grid, make_meshes
+    from optimus_jax.plan.plan import make_plan
+    from optimus_jax.runtime.executor import Executor
+    from optimus_jax.runtime.trainer import Trainer
+
+    plan = make_plan(config)
+    meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
+    model = Mllm(config.model)
+    executor = Executor(
+        model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows
+    )
+    trainer = Trainer(executor, config.train)
+    checkpoints = Checkpoints(workdir, config.model, config.train.keep)
+    done = checkpoints.latest() or 0
+    if done >= config.train.steps:
+        command.say(f"{workdir} holds a finished run of {done} steps: nothing to do")
+        command.say("another --workdir trains anew, a larger --config.train.steps goes on")
+        return 0
+    if done:
+        state = trainer.stage(checkpoints.restore(done, trainer.abstract()))
+        command.say(f"resumed after step {done} from {checkpoints.folder}")
+    else:
+        state = trainer.init()
+    command.say(f"{config.parallel.method} on {meshes.grid.size} x {jax.devices()[0].device_kind}")
+
+    step = trainer.train_step()
+    tables = executor.place_tables(plan.program)
+    batches = training_batches(config)
+    load = functools.partial(_global_batch, executor, batches, config.train.batch)
+    prefetch = Prefetch(load, done, 2)
+    log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest()
+    tokens = config.train.batch * config.model.sequence
+    metrics: Any = None
+    clock = time.perf_counter()
+    try:
+        for n in range(done, config.train.steps):
+            batch = prefetch.get(n)
+            previous = metrics
+            state, metrics = step(state, batch, *tables)
+            if previous is not None:
+                jax.block_until_ready(previous)  # step n runs while the host looks at step n - 1
+            now = time.perf_counter()
+            watch.add(now - clock)
+            clock = now
+            last, at_log = n + 1 == config.train.steps, (n + 1) % config.train.log_every == 0
+            if at_log or last:
+                values = _values(metrics, n, workdir)
+                log.write(n, values)
+                typical = watch.median() or watch.seconds[-1]
+                left = typical * (config.train.steps - n - 1)
+                command.say(
+                    progress_line(
+                        n + 1, config.train.steps, values["loss"], typical, tokens, left
+                    )
+                )
+            code = stop.agreed(always=at_log)
+            if code or last or (n + 1) % config.train.save_every == 0:
+                checkpoints.save(n + 1, trainer.unstage(state))
+            if code:
+                checkpoints.wait()
+                command.say(f"stopped after step {n + 1}, saved; the same command resumes there")
+                return code
+        checkpoints.wait()
+    finally:
+        prefetch.close()
+        log.close()
+        checkpoints.close()
+    if command.is_first():
+        written = report.write(workdir, config, plan, watch)
+        command.say(report.text(written))
+        if flags.FLAGS.json:
+            command.emit(report.summary(written, values["loss"]))
+    return 0
+
+
+def training_batches(config: Config, split: str = "train") -> Any:
+    """The examples of a split, indexable by step and row."""
+    from optimus_jax.data.batches import Batches, digits_dataset
+
+    model, data = config.model, config.data
+    dataset = digits_dataset(
+        split,
+        config.train.seed,
+        (model.image_height, model.image_width),
+        (data.digits_low, data.digits_high),
+        model.image_tokens,
+        model.sequence,
+    )
+    return Batches(dataset, config.train.batch)
+
+
+def _global_batch(executor: Any, batches: Any, rows: int, step: int) -> Any:
+    return executor.place_batch(batches.rows(step, range(rows)))
+
+
+def _values(metrics: Any, step: int, workdir: pathlib.Path) -> dict[str, float]:
+    """The numbers of a step on the host. Raises UserError if the loss is no longer a number."""
+    values = {name: float(np.asarray(metrics[name])) for name in ("loss", "grad_norm")}
+    if not all(map(np.isfinite, values.values())):
+        raise command.UserError(
+            f"loss {values['loss']} and gradient norm {values['grad_norm']} at step {step}:"
+            f" stopped; {workdir} keeps the last good checkpoint. A lower train.learning_rate or"
+            " a longer train.warmup may help"
+        )
+    return values
+
+
+class StopRequest:
+    """Remembers SIGINT and SIGTERM until the step is over; a second SIGINT ends at once."""
+
+    CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+    def __init__(self) -> None:
+        self.code = 0
+        for number in self.CODES:
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, _: Any) -> None:
+        if self.code and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.code = self.CODES[signal.Signals(number)]
+
+    def agreed(self, always: bool) -> int:
+        """The exit code if this run is to stop now. Several processes must stop at the same step;
+        they compare notes only where `always`, since that costs an exchange."""
+        import jax
+        from jax.experimental import multihost_utils
+
+        if jax.process_count() == 1:
+            return self.code
+        if not always:
+            return 0
+        return int(np.max(multihost_utils.process_allgather(np.int32(self.code))))
+
+
+if __name__ == "__main__":
+    command.run(main)

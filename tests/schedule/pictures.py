@@ -1,0 +1,25 @@
+"""Programs as text, for tests that compare them with a picture."""
+
+from __future__ import annotations
+
+from optimus_jax.schedule.program import Program, alphabet
+
+
+def picture(program: Program) -> str:
+    """A line for each tick: the devices' tasks, then what moves: `0>1` an LLM value, `1>0:2` two
+    units of features or of their gradients."""
+    at = program.columns
+    lines = []
+    for tick, pattern in enumerate(alphabet(program.pipeline)[k] for k in program.pattern):
+        devices = range(program.pipeline.stages)
+        cells = [str(program.task(tick, d) or ".").ljust(10) for d in devices]
+        moves = []
+        for sender, receiver in sorted(p for a, b in pattern.links for p in ((a, b), (b, a))):
+            row = program.table[tick, sender]
+            units = int((row[at["feature_send"]] >= 0).sum())
+            if pattern.features and units:
+                moves.append(f"{sender}>{receiver}:{units}")
+            elif not pattern.features and row[at["send"]] >= 0:
+                moves.append(f"{sender}>{receiver}")
+        lines.append(f"{' '.join(cells)} | {' '.join(moves)}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""The table's columns, the alphabet of patterns, and the time and shape of a Program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optimus_jax.schedule.dataflow import Dataflow
+from optimus_jax.schedule.exchange import place_exchanges
+from optimus_jax.schedule.lower import lower
+from optimus_jax.schedule.program import (
+    KINDS,
+    NONE,
+    Columns,
+    Program,
+    Slots,
+    alphabet,
+    fit_together,
+)
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError, Task
+from optimus_jax.schedule.validate import validate
+from tests.schedule.planned import planned
+
+# `-` joins LLM neighbours, `~` encoder pipeline and first stage; one pattern for each word
+ALPHABETS = {
+    (1, 2, 1): "none",
+    (1, 2, 2): "none",
+    (2, 4, 1): "none 0-1 0~1",
+    (2, 4, 2): "none 0-1 0~1",
+    (3, 3, 1): "none 0-1 1-2 0~1 0~2",
+    (3, 3, 2): "none 0-1 1-2 0-2 0~1 0~2",
+    (4, 8, 1): "none 0-1,2-3 1-2 0-1 2-3 0~1 0~2 0~3",
+    (5, 5, 2): "none 0-1,2-3 1-2,3-4 0-1 1-2 2-3 3-4 0-4 0~1 0~2 0~3 0~4",
+}
+
+
+@pytest.mark.parametrize(("sizes", "expected"), ALPHABETS.items(), ids=str)
+def test_alphabet(sizes: tuple[int, int, int], expected: str) -> None:
+    words = []
+    for pattern in alphabet(Pipeline(*sizes)):
+        links = sorted(pattern.links)
+        words.append(",".join(f"{a}{'~' if pattern.features else '-'}{b}" for a, b in links))
+    assert " ".join(word or "none" for word in words) == expected
+
+
+@pytest.mark.parametrize("units", [1, 2, 5])
+def test_columns_fill_a_row_without_overlap(units: int) -> None:
+    columns = Columns(units)
+    row = np.zeros(columns.width, int)
+    for name in (*Columns.SCALARS, *Columns.VECTORS):
+        row[columns[name]] += 1
+    assert (row == 1).all()
+    assert all(row[columns[name]].shape == (units,) for name in Columns.VECTORS)
+
+
+def test_an_idle_row_names_no_task_and_no_slot() -> None:
+    columns = Columns(3)
+    row = columns.idle_row()
+    assert row.dtype == np.int32
+    slots = {*Columns.SLOTS, "feature_send", "feature_receive"}
+    for name in (*Columns.SCALARS, *Columns.VECTORS):
+        assert (row[columns[name]] == (NONE if name in slots else 0)).all()
+    assert 0 not in KINDS.values()
+
+
+def test_slots_that_cover() -> None:
+    assert Slots(1, 5, 2, 0).covering(Slots(3, 4, 2, 1)) == Slots(3, 5, 2, 1)
+
+
+def one_row(task: Task, pipe: Pipeline) -> Program:
+    """A Program of one tick and device with the columns of one task, written out here."""
+    columns = Columns(pipe.units)
+    row = columns.idle_row()
+    row[columns["kind"]] = {"F": 1, "B": 2, "EF": 3, "EB": 4}[task.kind]
+    row[columns["microbatch"]] = task.microbatch
+    row[columns["chunk"]] = task.chunk
+    if task.kind.is_encoder:
+        units = pipe.units_of(task)
+        row[columns["unit"]][: len(units)] = units
+        row[columns["count"]] = len(units)
+        row[columns["begin"]], row[columns["end"]] = pipe.layers_of(task)
+    return Program(pipe, Slots(), row[None, None], np.zeros(1, np.int32))
+
+
+@pytest.mark.parametrize(
+    "text", ["F3", "B0c1", "EF2", "EF2.1", "EB1.0+2", "EB0[1:3)", "EF0.2[2:4)", "EF3.0+1[0:1)"]
+)
+def test_tasks_are_read_back_from_the_table(text: str) -> None:
+    pipe = Pipeline(1, 4, chunks=2, units=3, encoder_layers=4)
+    assert str(one_row(Task.parse(text), pipe).task(0, 0)) == text
+
+
+def test_time_by_hand() -> None:
+    """A tick starts when the last task and the exchange before it have ended on the device."""
+    pipe = Pipeline(2, 1)
+    columns, (none, link, features) = Columns(2), range(3)
+    kinds = [("EF", "idle"), ("F", "idle"), ("idle", "F"), ("idle", "B"), ("B", "idle")]
+    table = np.stack([np.stack([columns.idle_row()] * 2)] * len(kinds))
+    for tick, row in enumerate(kinds):
+        for device, kind in enumerate(row):
+            if kind != "idle":
+                table[tick, device, columns["kind"]] = KINDS[Kind(kind)]
+    table[0, 0, columns["count"]] = 2
+    table[0, 0, columns["end"]] = 1
+    table[0, 0, columns["unit"]] = 0, 1
+    pattern = np.array([features, link, none, link, none], np.int32)
+    program = Program(pipe, Slots(), table, pattern)
+    durations = Durations((1, 10), (2, 20), (0.25,), (0.5,), transfer=0.125)
+    assert [[(str(t), a, b) for t, a, b in row] for row in program.time(durations)] == [
+        [("EF0", 0, 0.5), ("F0", 0.625, 1.625), ("B0", 31.875, 33.875)],
+        [("F0", 1.75, 11.75), ("B0", 11.75, 31.75)],
+    ]
+    assert program.end(durations) == 33.875
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("phased", "1f1b", 2, 4, 1), ("coarse", "1f1b", 4, 4, 1), ("text_only", "1f1b", 4, 4, 2)],
+    ids=str,
+)
+def test_time_is_that_of_its_placement_where_ticks_cost_nothing(case: tuple) -> None:
+    found = planned(*case, 0.5)
+    placement = place_exchanges(found.schedule, found.durations).timing(found.durations)
+    end = {(d, x): end for d, x, _, end in placement.log if isinstance(x, Task)}
+    for device, row in enumerate(found.program.time(found.durations)):
+        assert {(device, task): end for task, _, end in row} == {
+            key: value for key, value in end.items() if key[0] == device
+        }
+
+
+def test_programs_of_one_pipeline_fit_together() -> None:
+    found = [planned(m, "1f1b", 2, 4, 1, 0.5) for m in ("text_only", "encoder_first", "phased")]
+    fitted = fit_together([f.program for f in found])
+    assert len({(p.slots, p.table.shape, p.pattern.shape) for p in fitted}) == 1
+    assert fitted[0].ticks == max(f.program.ticks for f in found)
+    for program, before in zip(fitted, found, strict=True):
+        validate(program, before.schedule)
+        assert program.end(before.durations) == before.program_end
+        assert program.table.dtype == program.pattern.dtype == np.int32
+
+
+def test_padding_never_makes_smaller() -> None:
+    program = planned("phased", "1f1b", 2, 4, 1, 0.5).program
+    assert program.padded(program.ticks, program.slots).ticks == program.ticks
+    with pytest.raises(ScheduleError, match=r"does not fit the shape of"):
+        program.padded(program.ticks - 1, program.slots)
+    smaller = Slots(**{**program.slots.__dict__, "feature": program.slots.feature - 1})
+    with pytest.raises(ScheduleError, match=r"does not fit the shape of"):
+        program.padded(program.ticks, smaller)
+
+
+def test_every_exchange_of_a_program_is_of_the_alphabet() -> None:
+    """Values move over links of their pattern only, and each moves once."""
+    pipe = Pipeline(4, 4)
+    found = planned("filled", "1f1b", 4, 4, 1, 1)
+    program = lower(found.schedule, found.durations, bucket=1)
+    flow = Dataflow.of(Schedule(pipe, found.schedule.orders))
+    at, patterns = program.columns, alphabet(pipe)
+    moved = 0
+    for rows, index in zip(program.table, program.pattern, strict=True):
+        pattern = patterns[index]
+        linked = {d for link in pattern.links for d in link}
+        for device, row in enumerate(rows):
+            llm, features = row[at["send"]] >= 0, (row[at["feature_send"]] >= 0).sum()
+            assert not llm or (device in linked and not pattern.features)
+            assert not features or (device in linked and pattern.features)
+            moved += int(llm) + int(features)
+    assert moved == sum(map(flow.moves, flow.producer))
