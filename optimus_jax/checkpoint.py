@@ -11,9 +11,10 @@ import orbax.checkpoint as ocp
 
 from optimus_jax.config import ModelConfig
 from optimus_jax.data import tokens
+from optimus_jax.errors import UserError
 
 
-class CheckpointError(Exception):
+class CheckpointError(UserError):
     """A checkpoint that is missing or does not fit the configuration; the message says why."""
 
 

@@ -16,19 +16,19 @@ from ml_collections import ConfigDict, config_flags
 from optimus_jax import processes
 from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
+from optimus_jax.errors import UserError as UserError
 
 flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
-
-
-class UserError(Exception):
-    """A mistake that the user can mend; the message says how. Shown without a traceback."""
 
 
 DEFAULT_CONFIG = "configs/digits.py"
 
 
 def define_config() -> None:
-    """Declares --config=FILE[:argument], --config.key=value and --workdir=DIR."""
+    """Declares --config=FILE[:argument], --config.key=value and --workdir=DIR. Commands that use
+    one another may all call it."""
+    if "config" in flags.FLAGS:
+        return
     config_flags.DEFINE_config_file(
         "config", DEFAULT_CONFIG, "The run's configuration.", lock_config=True
     )

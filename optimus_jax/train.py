@@ -76,7 +76,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
 
     step = trainer.train_step()
     tables = executor.place_tables(plan.program)
-    batches = training_batches(config)
+    batches = example_batches(config, "train", config.train.batch)
     load = functools.partial(_global_batch, executor, batches, config.train.batch)
     prefetch = Prefetch(load, done, 2)
     log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest()
@@ -124,8 +124,8 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     return 0
 
 
-def training_batches(config: Config, split: str = "train") -> Any:
-    """The examples of a split, indexable by step and row."""
+def example_batches(config: Config, split: str, rows: int) -> Any:
+    """The examples of a split in batches of `rows`, indexable by step and row."""
     from optimus_jax.data.batches import Batches, digits_dataset
 
     model, data = config.model, config.data
@@ -137,7 +137,7 @@ def training_batches(config: Config, split: str = "train") -> Any:
         model.image_tokens,
         model.sequence,
     )
-    return Batches(dataset, config.train.batch)
+    return Batches(dataset, rows)
 
 
 def _global_batch(executor: Any, batches: Any, rows: int, step: int) -> Any:

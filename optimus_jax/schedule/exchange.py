@@ -70,10 +70,11 @@ def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
 
     Between the value's production and its use, take the pair of boundaries with the least delay. Of
     pairs without delay take the earliest for activations and gradients, the latest for features and
-    theirs, and let values share an exchange: one of each way for the LLM, up to `units` each way for
-    features. Where every pair delays, the best few are tried, and the shortest step is kept.
-    Values are placed in the order of their production; if the step then takes longer than with
-    asynchronous transfers, also LLM values first, and in the order of use, and the best is kept.
+    theirs, and let values share an exchange: one of each way for the LLM, up to `units` each way
+    for features. Where every pair delays, the few that lengthen the step least are simulated, and
+    the best is kept. Values are placed in the order of their production; if the step then takes
+    longer than with asynchronous transfers, also LLM values first, and in the order of use, and the
+    best is kept.
 
     Raises ScheduleError if a value finds no place without a cycle.
     """

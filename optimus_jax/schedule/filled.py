@@ -9,11 +9,12 @@ from typing import NamedTuple
 from optimus_jax.schedule.exchange import place_within
 from optimus_jax.schedule.packing import Packing, Part, Snapshot
 from optimus_jax.schedule.simulate import Durations, event_driven
-from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Task
+from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError, Task
 
 _EPSILON = 1e-9
+_NEVER = float("inf")
 _EFFORT = 60_000  # tasks timed in search of a shorter step, for each packing
-_PLACING = 400_000  # the same for Programs: placing the exchanges of n tasks takes about n^2
+_PLACING = 400_000  # effort for Programs: placing the exchanges of n tasks takes about n^2
 _REPAIRS = 60  # at most so many Programs in a repair
 
 
@@ -24,10 +25,13 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
         1: EF0.1 EF1 F0 B0 F1 B1 F2 B2 EB0.1 ...
 
     Packs whole microbatches, microbatches spread in units over all devices, and whole ones with
-    the first and the last spread (their encoder work is what no other packing can hide), each
-    improved by ruin and recreate. Keeps the one whose Program is shortest; of equal ones the one
-    with the shorter event-driven time, then the fewest tasks. If its Program takes longer than the
-    shortest packing without rendezvous, repairs it by further rounds judged by Program time.
+    the first and the last spread (their encoder work is what no other packing can hide), each as
+    first packed and improved by ruin and recreate. Keeps the one whose Program is shortest; of
+    equal ones the one with the shorter event-driven time, then the fewest tasks. If its Program
+    takes longer than the shortest packing without rendezvous, repairs it by further rounds judged
+    by Program time.
+
+    Raises ScheduleError if no packing has places for its exchanges.
     """
     bound = lower_bound(llm, pipe, durations)
     candidates = []
@@ -37,14 +41,15 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
         if _improve(packing, bound):
             candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
     candidates.sort(key=lambda c: (round(c.end, 9), c.size))
-    best, budget = candidates[0].placed(durations), _PLACING
-    assert best is not None
-    for candidate in candidates[1:]:
+    best, budget = None, _PLACING
+    for candidate in candidates:
         budget -= candidate.size**2
         # a Program is never shorter than the event-driven time of its schedule
-        if candidate.end > best.program - _EPSILON or budget < 0:
+        if best and (candidate.end > best.program - _EPSILON or budget < 0):
             break
-        best = candidate.placed(durations, best.program - _EPSILON) or best
+        best = candidate.placed(durations, best.program - _EPSILON if best else _NEVER) or best
+    if best is None:
+        raise ScheduleError("no packing has places for its exchanges without a cycle")
     return _repaired(best, candidates[0].end, budget, durations).schedule
 
 
@@ -55,7 +60,7 @@ class _Candidate(NamedTuple):
     merged: bool
     snapshot: Snapshot
     schedule: Schedule
-    program: float = float("inf")
+    program: float = _NEVER
 
     @classmethod
     def of(cls, packing: Packing, merged: bool) -> _Candidate:
@@ -69,10 +74,16 @@ class _Candidate(NamedTuple):
     def size(self) -> int:
         return sum(map(len, self.schedule.orders))
 
-    def placed(self, durations: Durations, limit: float = float("inf")) -> _Candidate | None:
-        """The same with its Program time, None if that is `limit` or more."""
-        placement = place_within(self.schedule, durations, limit)
-        return placement and self._replace(program=placement.timing(durations).end)
+    def placed(self, durations: Durations, limit: float) -> _Candidate | None:
+        """The same with its Program time; None if that is `limit` or more, or if exchanges find no
+        place."""
+        try:
+            placement = place_within(self.schedule, durations, limit)
+        except ScheduleError:
+            return None
+        if placement is None:
+            return None
+        return self._replace(program=placement.timing(durations).end)
 
 
 def lower_bound(llm: Orders, pipe: Pipeline, durations: Durations) -> float:
@@ -144,7 +155,7 @@ def _repaired(best: _Candidate, goal: float, budget: int, durations: Durations) 
 
 
 def _reshuffle(packing: Packing, chance: random.Random) -> None:
-    """Takes out some parts at random, or a microbatch, or neighbours in time, and puts them back."""
+    """Takes out some parts at random, or a microbatch, or neighbours in time; puts them back."""
     everything = range(len(packing.parts))
     count = min(chance.choice((1, 1, 2, 2, 3, 4)), len(everything))
     choice = chance.random()

@@ -107,8 +107,8 @@ class Packing:
         self._time()
 
     def schedule(self, merged: bool) -> Schedule:
-        """The orders as a Schedule. If `merged`, neighbours of one kind and microbatch are one task,
-        which changes no event-driven time; apart they leave exchanges more places."""
+        """The orders as a Schedule. If `merged`, neighbours of one kind and microbatch become one
+        task, which changes no event-driven time; apart they leave exchanges more places."""
 
         def same(n: int) -> object:
             task = self.tasks[n]
