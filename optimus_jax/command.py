@@ -29,10 +29,11 @@ def define_config() -> None:
     one another may all call it."""
     if "config" in flags.FLAGS:
         return
-    config_flags.DEFINE_config_file(
-        "config", DEFAULT_CONFIG, "The run's configuration.", lock_config=True
+    # Overrides are read here, not by ml_collections, which ends in a traceback at a wrong one.
+    flags.DEFINE_string("config", DEFAULT_CONFIG, "The run's configuration.")
+    flags.DEFINE_string(
+        "workdir", None, "Folder of the run (default: runs/ and the config's name)."
     )
-    flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/ and the config's name).")
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -62,22 +63,27 @@ def _complain(lines: list[str], code: int = 2) -> int:
 def _parse(argv: list[str]) -> None:
     """Fills flags.FLAGS. All wrong overrides of the config are reported together, and with them
     what is wrong with the configuration that the right ones make."""
+    words = argv
     if "config" in flags.FLAGS:
-        wrong = _wrong_overrides(argv)
+        _, wrong = _overridden(argv)
         if wrong:
             raise ConfigError(wrong)
-    rest = flags.FLAGS(argv)[1:]
+        words = [word for word in argv if not _is_override(word)]
+    rest = flags.FLAGS(words)[1:]
     if rest:
         raise UserError(f"not understood: {' '.join(rest)} (options look like --name=value)")
 
 
-def _wrong_overrides(argv: list[str]) -> list[str]:
+def _is_override(word: str) -> bool:
+    return word.startswith(("--config.", "-config."))
+
+
+def _overridden(argv: list[str]) -> tuple[ConfigDict, list[str]]:
+    """The values of the config file with the overrides of the command line, and all errors."""
     values = _load(argv)
     errors = []
-    for word in argv[1:]:
+    for word in filter(_is_override, argv[1:]):
         name, equals, text = word.partition("=")
-        if not name.startswith(("--config.", "-config.")):
-            continue
         path = name.lstrip("-").split(".")[1:]
         group: Any = values
         for k, key in enumerate(path):
@@ -94,7 +100,7 @@ def _wrong_overrides(argv: list[str]) -> list[str]:
         from_config_dict(values.to_dict())
     except ConfigError as error:
         errors += error.errors
-    return errors
+    return values, errors
 
 
 def _override(group: ConfigDict, path: list[str], equals: str, text: str) -> list[str]:
@@ -109,10 +115,10 @@ def _override(group: ConfigDict, path: list[str], equals: str, text: str) -> lis
         return []
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        if isinstance(old, float) and type(value) is int:
+            value = float(value)
+    except (ValueError, SyntaxError, TypeError, OverflowError):
         value = text
-    if isinstance(old, float) and type(value) is int:
-        value = float(value)
     if type(value) is not type(old):
         noun = {int: "a whole number", float: "a number", bool: "True or False"}
         return [f"{where}: expected {noun.get(type(old), 'a value')}, got {text!r}"]
@@ -127,19 +133,28 @@ def _load(argv: list[str]) -> ConfigDict:
     if not pathlib.Path(path).is_file():
         raise UserError(f"--config={name}: no file {path!r}; there is {_examples()}")
     parsed = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=parsed)
+    line = ["", f"--config={name}"]
+    config_flags.DEFINE_config_file("config", flag_values=parsed, sys_argv=line)
     try:
-        parsed(["", f"--config={name}"])
-        return parsed["config"].value
+        parsed(line)
+        values = parsed["config"].value
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"--config={name}: {type(error).__name__}: {error}") from error
+    if not isinstance(values, ConfigDict):
+        raise UserError(f"--config={name}: get_config() must return a ConfigDict, not {values!r}")
+    return values
 
 
 def _config_name(argv: list[str]) -> str:
-    given = [w.split("=", 1)[1] for w in argv[1:] if w.startswith(("--config=", "-config="))]
-    return given[-1] if given else DEFAULT_CONFIG
+    name = DEFAULT_CONFIG
+    for word, following in zip(argv[1:], [*argv[2:], name], strict=False):
+        if word in ("--config", "-config"):
+            name = following
+        elif word.startswith(("--config=", "-config=")):
+            name = word.partition("=")[2]
+    return name
 
 
 def _examples() -> str:
@@ -148,7 +163,7 @@ def _examples() -> str:
 
 def config() -> Config:
     """The checked configuration of this command line."""
-    return from_config_dict(flags.FLAGS.config.to_dict())
+    return from_config_dict(_overridden(sys.argv)[0].to_dict())
 
 
 def workdir() -> pathlib.Path:

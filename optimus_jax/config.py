@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -178,6 +179,9 @@ def _build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) 
             value = float(value)
         if type(value) is not wanted:
             errors.append(f"{where}: expected {NOUNS[wanted]}, got {value!r}")
+            continue
+        if wanted is float and not math.isfinite(value):
+            errors.append(f"{where}: expected a finite number, got {value!r}")
             continue
         made[name] = value
     return kind(**made) if len(errors) == before else types.SimpleNamespace(**made)

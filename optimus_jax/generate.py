@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -35,15 +36,20 @@ def load_image(path: pathlib.Path, model: ModelConfig) -> tuple[np.ndarray, list
 
     Raises UserError if the file cannot be read as a picture.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("L")
+            picture = ImageOps.exif_transpose(opened)
+            if picture.has_transparency_data:
+                picture = _grounded(picture)
+            picture = picture.convert("L")
     except FileNotFoundError:
         raise command.UserError(f"--image={path}: there is no such file") from None
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise command.UserError(f"--image={path}: not a picture that can be read ({error})") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise command.UserError(
+            f"--image={path}: not a picture that can be read ({error})"
+        ) from None
     size = model.image_width, model.image_height
     changes = []
     border = np.asarray(picture)
@@ -61,6 +67,16 @@ def load_image(path: pathlib.Path, model: ModelConfig) -> tuple[np.ndarray, list
         picture = canvas
         changes.append(f"scaled from {old} to {size[0]} x {size[1]} pixels (width x height)")
     return np.asarray(picture)[:, :, None], changes
+
+
+def _grounded(picture: Any) -> Any:
+    """A see-through picture on a ground that its ink shows on: white, black under light ink."""
+    from PIL import Image
+
+    rgba = picture.convert("RGBA")
+    ink, opaque = np.asarray(rgba.convert("L"), float), np.asarray(rgba.getchannel("A"), float)
+    light = (ink * opaque).sum() > 127 * opaque.sum()
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, "black" if light else "white"), rgba)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import pathlib
 from typing import Any
@@ -99,7 +100,7 @@ def text(values: dict[str, Any]) -> str:
     table.add_row("together", *(f"{1e3 * x:.2f}" for x in totals), style="bold")
     for column in table.columns[1:]:
         column.justify = "right"
-    console = Console(width=110, record=True, file=open("/dev/null", "w"), color_system=None)
+    console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
     console.print(table)
     lines = [
         f"Method {values['method']} on {values['order']}; predictions from {values['costs']} costs,"

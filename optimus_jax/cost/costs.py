@@ -95,7 +95,7 @@ def analytic(config: Config) -> Costs:
         source=f"analytic ({config.hardware})",
         llm_layer=layer(llm, text, model.sequence),
         llm_embedding=Pass(chip.latency, chip.latency),
-        head=head.forward + head.backward,
+        head=head.backward,  # F and 2F; with its input at hand, nothing is computed again
         encoder_layer=layer(encoder, patches, model.image_tokens),
         patch_embedding=dense(patches, encoder.patch**2 * model.image_channels, encoder.width),
         projector=dense(patches, encoder.width, model.projector_hidden, llm.width),

@@ -67,8 +67,7 @@ class Executor:
 
         Runs inside shard_map: all arrays are local shards, the gradients those of the whole batch.
         """
-        params = jax.tree.map(lambda w: w, params)
-        params["llm"]["layers"] = jax.tree.map(lambda w: w[:, 0], params["llm"]["layers"])
+        params = self._own_stage(params)
         batch = {name: x[0] for name, x in batch.items()}
         weight = lax.psum(jnp.sum(batch["weights"]), "dp")
         tasks = Tasks(self.model, self.model.cast(params), batch, 1 / weight)
@@ -96,6 +95,23 @@ class Executor:
             loss=jnp.zeros((), jnp.float32),
             nans=jnp.zeros((), jnp.int32),
         )
+
+    def carry_shapes(self, params: Params) -> list[tuple[int, ...]]:
+        """Shapes of one device's slots and gradient sums, for staged weights `params`."""
+
+        def local(x: jax.Array, spec: Spec) -> jax.ShapeDtypeStruct:
+            where = NamedSharding(self.meshes.grid, spec)
+            return jax.ShapeDtypeStruct(where.shard_shape(x.shape), x.dtype)
+
+        shards = jax.tree.map(local, params, self.param_specs)
+        carry = jax.eval_shape(lambda p: self._carry(self._own_stage(p)), shards)
+        return [x.shape for x in jax.tree.leaves(carry) if x.ndim]
+
+    @staticmethod
+    def _own_stage(params: Params) -> Params:
+        """The shards without the dimension of stages, of which a device has one."""
+        layers = jax.tree.map(lambda w: w[:, 0], params["llm"]["layers"])
+        return {**params, "llm": {**params["llm"], "layers": layers}}
 
     def _tick(self, tasks: Tasks, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
         columns = Columns(self.pipe.units)

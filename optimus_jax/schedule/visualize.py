@@ -30,7 +30,7 @@ def text_grid(lanes: Sequence[Lane], width: int = WIDTH, unit: float | None = No
             last = max(first + 1, min(round(end / unit), columns))
             name = str(task)[: last - first].ljust(last - first)
             rows[task.kind.is_encoder][first:last] = name
-        head = f"device {device}"
+        head = f"device {device:<{len(str(len(lanes) - 1))}}"
         lines.append(f"{head} llm |{''.join(rows[False])}|")
         lines.append(f"{' ' * len(head)} enc |{''.join(rows[True])}|")
     return "\n".join(lines)

@@ -71,7 +71,9 @@ def _with_shares(llm: Orders, pipe: Pipeline, d: Durations, shares: tuple[int, .
 
 @pytest.mark.parametrize("encoder", [0.25, 0.5, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize(
-    "case", [("1f1b", 2, 5), ("gpipe", 2, 4), ("1f1b", 3, 4), ("1f1b", 2, 4, 2)], ids=str
+    "case",
+    [("1f1b", 2, 5), ("gpipe", 2, 4), ("1f1b", 3, 8), ("gpipe", 4, 5), ("1f1b", 2, 4, 2)],
+    ids=str,
 )
 def test_search_finds_the_best_partition(
     case: tuple[str, *tuple[int, ...]], encoder: float

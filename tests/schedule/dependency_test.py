@@ -32,12 +32,12 @@ def test_last_forward_and_first_backward_of_a_microbatch_count() -> None:
     points = points_of(
         """
         0: EF0.0 EF1.0 F0 F1 B0 EB0.0 B1 EB1.0
-        1: EF0.1 EF1.1 F0 B0 F1 B1 EB1.1 EB0.1
+        1: EF1.1 EF0.1 F0 B0 F1 B1 EB1.1 EB0.1
         """,
         Pipeline(2, 2),
         encoder=1.0,
     )
-    assert points.EF == {0: 0.5, 1: 1}
+    assert points.EF == {0: 1, 1: 1}
     assert points.F == {0: 1, 1: 2}
     assert points.B == {0: 7, 1: 10}
     assert points.EB == {0: 7, 1: 10}

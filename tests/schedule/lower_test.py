@@ -144,6 +144,12 @@ def test_ticks_fill_buckets(bucket: int, ticks: int) -> None:
     validate(program, found.schedule)
 
 
+@pytest.mark.parametrize(("stages", "microbatches", "most"), [(2, 4, 10), (4, 8, 26), (6, 6, 30)])
+def test_links_share_ticks(stages: int, microbatches: int, most: int) -> None:
+    """With six stages a tick may use part of a pattern, if its other links keep nobody waiting."""
+    assert planned("text_only", "1f1b", stages, microbatches, 1, 0.5).program.ticks <= most
+
+
 def test_lowering_twice_gives_the_same_tables() -> None:
     found = planned("filled", "1f1b", 2, 4, 1, 0.5)
     again = lower(found.schedule, found.durations, bucket=1)

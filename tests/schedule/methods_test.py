@@ -85,8 +85,8 @@ def test_methods_look_like_their_pictures(case: tuple, picture: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "encoder", "end"),
-    [("text_only", 0.5, 15), ("phased", 0.5, 18), ("phased", 1, 21), ("encoder_first", 0.5, 19.5)]
-    + [("encoder_first", 1, 25), ("encoder_first", 2, 36)],
+    [("text_only", 0.5, 15), ("phased", 0.5, 18), ("phased", 1, 21), ("coarse", 0.5, 16.5)]
+    + [("encoder_first", 0.5, 19.5), ("encoder_first", 1, 25), ("encoder_first", 2, 36)],
 )
 def test_known_times_of_two_stages_and_four_microbatches(
     method: str, encoder: float, end: float

@@ -1,0 +1,99 @@
+"""One training step against optax on the sequential model's gradients."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from optimus_jax.config import TrainConfig
+from optimus_jax.optimizer import learning_rate, make_optimizer
+from optimus_jax.parallel.stages import unstage_tree
+from optimus_jax.runtime.comparison import Bench
+from optimus_jax.runtime.trainer import Trainer
+from optimus_jax.schedule.lower import lower
+from optimus_jax.schedule.methods import schedule
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import Pipeline
+
+CONFIG = TrainConfig(
+    seed=3,
+    batch=1,
+    steps=10,
+    learning_rate=0.01,
+    warmup=2,
+    weight_decay=0.1,
+    clip=0.5,
+    log_every=1,
+    save_every=1,
+    keep=1,
+)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Bench, Trainer, list, list]:
+    pipe = Pipeline(2, 3, llm_layers=(2, 1), encoder_layers=3)
+    durations = Durations.uniform(pipe, encoder=0.7)
+    program = lower(schedule("filled", "1f1b", pipe, durations), durations)
+    bench = Bench(pipe, dp=2)
+    executor = bench.executor(program)
+    trainer = Trainer(executor, CONFIG)
+    state, step, states, metrics = trainer.init(), trainer.train_step(), [], []
+    batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
+    for _ in range(3):
+        state, values = step(state, batch, *tables)
+        states.append(jax.tree.map(np.asarray, unstage_tree(state.params, pipe)))
+        metrics.append(jax.tree.map(np.asarray, values))
+    assert step._cache_size() == 1
+    trainer.last = state
+    return bench, trainer, states, metrics
+
+
+def test_steps_equal_optax_with_clipping_on_the_sequential_model(
+    trained: tuple[Bench, Trainer, list, list],
+) -> None:
+    bench, _, states, metrics = trained
+    params = bench.model.init(jax.random.key(CONFIG.seed))
+    tx = optax.chain(optax.clip_by_global_norm(CONFIG.clip), make_optimizer(CONFIG))
+    optimizer = tx.init(params)
+    for state, values in zip(states, metrics, strict=True):
+        loss, grads = jax.value_and_grad(bench.model.loss)(params, bench.batch)
+        norm = float(optax.global_norm(grads))
+        assert norm > CONFIG.clip  # or clipping is not tested
+        assert float(values["loss"]) == pytest.approx(float(loss), rel=1e-6)
+        assert float(values["grad_norm"]) == pytest.approx(norm, rel=1e-5)
+        updates, optimizer = tx.update(grads, optimizer, params)
+        params = optax.apply_updates(params, updates)
+        for got, want in zip(jax.tree.leaves(state), jax.tree.leaves(params), strict=True):
+            np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_state_survives_unstaging_and_staging(trained: tuple[Bench, Trainer, list, list]) -> None:
+    _, trainer, _, _ = trained
+    free = trainer.unstage(trainer.last)
+    want = jax.tree.map(np.asarray, trainer.last)
+    assert jax.tree.map(lambda x: x.shape, free) == jax.tree.map(
+        lambda x: x.shape, trainer.abstract()
+    )
+    again = trainer.stage(free)
+    jax.tree.map(np.testing.assert_array_equal, want, jax.tree.map(np.asarray, again))
+    assert int(again.step) == 3
+
+
+def test_weight_decay_spares_biases_norms_and_positions() -> None:
+    pull = make_optimizer(CONFIG)
+    params = {"a": {"kernel": np.ones(2), "qkv_bias": np.ones(2), "scale": np.ones(2)}}
+    zero = jax.tree.map(np.zeros_like, params)
+    state = pull.init(params)
+    for _ in range(3):
+        updates, state = pull.update(zero, state, params)
+    assert np.all(updates["a"]["kernel"] < 0)
+    assert not np.any(updates["a"]["qkv_bias"]) and not np.any(updates["a"]["scale"])
+
+
+def test_learning_rate_rises_then_falls_to_zero() -> None:
+    rates = [float(learning_rate(CONFIG)(n)) for n in range(CONFIG.steps + 1)]
+    assert rates[0] == 0 and rates[CONFIG.warmup] == pytest.approx(CONFIG.learning_rate)
+    assert rates[CONFIG.warmup :] == sorted(rates[CONFIG.warmup :], reverse=True)
+    assert rates[-1] == pytest.approx(0)
