@@ -83,7 +83,9 @@ def run(inject: str, match: str) -> list[Result]:
         if not cases:
             continue
         pairs = [(case.order, case.method) for case in cases]
-        errors = comparison.compare(**dataclasses.asdict(shape), cases=pairs, inject=inject)
+        errors = comparison.compare(
+            **dataclasses.asdict(shape), cases=pairs, inject=inject, quick=not flags.FLAGS.optimize
+        )
         found = [Result(case, *e) for case, e in zip(cases, errors, strict=True)]
         results += found
         worst = max(r.grad_rel_err for r in found)
@@ -115,6 +117,7 @@ def report(results: list[Result]) -> dict[str, Any]:
 flags.DEFINE_integer("processes", 1, "Processes to run in, on this machine.", lower_bound=1)
 flags.DEFINE_enum("inject", "", ["", *INJECTIONS], "A fault to put into the run.")
 flags.DEFINE_string("match", "", "Run only cases with this text in their names.")
+flags.DEFINE_bool("optimize", False, "Compile as for training: the same checks, four times as long.")
 
 
 def main() -> int:

@@ -183,7 +183,7 @@ class Executor:
         llm["layers"] = jax.tree.map(lambda g: g[:, None], llm["layers"])
         return loss, {**grads, "llm": llm}
 
-    def gradient_step(self) -> Any:
+    def gradient_step(self, compiler_options: dict[str, Any] | None = None) -> Any:
         """jit of (params, batch, table, pattern) -> (loss, gradients, NaN count of each device)."""
         mapped = jax.shard_map(
             self.gradients,
@@ -192,7 +192,7 @@ class Executor:
             out_specs=(Spec(), self.param_specs, Spec(GRID_AXES)),
             check_vma=False,
         )
-        return jax.jit(mapped)
+        return jax.jit(mapped, compiler_options=compiler_options)
 
     def place_tables(self, program: Program) -> tuple[jax.Array, jax.Array]:
         """The program's tables on the devices."""

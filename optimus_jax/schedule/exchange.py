@@ -71,10 +71,9 @@ def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
     Between the value's production and its use, take the pair of boundaries with the least delay. Of
     pairs without delay take the earliest for activations and gradients, the latest for features and
     theirs, and let values share an exchange: one of each way for the LLM, up to `units` each way
-    for features. Where every pair delays, the few that lengthen the step least are simulated, and
-    the best is kept. Values are placed in the order of their production; if the step then takes
-    longer than with asynchronous transfers, also LLM values first, and in the order of use, and the
-    best is kept.
+    for features. Where every pair delays, take the one that lengthens the step least. Values are
+    placed in the order of their production; if the step then takes longer than with asynchronous
+    transfers, also LLM values first, and in the order of use, and the best is kept.
 
     Raises ScheduleError if a value finds no place without a cycle.
     """
@@ -124,8 +123,6 @@ def _by_use(value: Value, made: float, used: float) -> tuple[float, ...]:
 
 
 class _Placing:
-    TRIED = 4  # how many delaying pairs of equal price are simulated
-
     def __init__(self, schedule: Schedule, durations: Durations):
         self.schedule, self.durations = schedule, durations
         self.flow = Dataflow.of(schedule)
@@ -162,33 +159,19 @@ class _Placing:
         if meetings[0].delay == 0:
             self._insert(exchange, meetings[0], sender, receiver)
             return
-        best: tuple[tuple[float, float], _Meeting, Timing] | None = None
-        left = self.TRIED
         for meeting in self._priced(meetings, sender, receiver):
-            if best is not None and (not left or best[0][0] < meeting.price - _EPSILON):
-                break
             self._insert(exchange, meeting, sender, receiver)
             try:
-                timing = simulate(self.sequences, self.flow, self.durations)
-            except ScheduleError:
-                timing = None
-            for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
-                del self.sequences[device][position]
-                del self.timing.intervals[device][position]
-            if timing is None:
-                continue
-            left -= 1
-            lateness = sum(start for _, _, start, _ in timing.log)
-            cost = round(timing.end, 9), round(lateness, 9)
-            if best is None or cost < best[0]:
-                best = cost, meeting, timing
-        if best is None:
-            raise ScheduleError(
-                f"no exchange for {value} without a cycle: {maker} on device {sender} makes it,"
-                f" {user} on device {receiver} reads it"
-            )
-        self._insert(exchange, best[1], sender, receiver)
-        self.timing = best[2]
+                self.timing = simulate(self.sequences, self.flow, self.durations)
+                return
+            except ScheduleError:  # it closes a cycle
+                for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
+                    del self.sequences[device][position]
+                    del self.timing.intervals[device][position]
+        raise ScheduleError(
+            f"no exchange for {value} without a cycle: {maker} on device {sender} makes it,"
+            f" {user} on device {receiver} reads it"
+        )
 
     def _share(
         self, value: Value, sender: int, receiver: int, made: int, used: int

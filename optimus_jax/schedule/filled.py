@@ -14,8 +14,8 @@ from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Schedule
 _EPSILON = 1e-9
 _NEVER = float("inf")
 _EFFORT = 60_000  # tasks timed in search of a shorter step, for each packing
-_PLACING = 400_000  # effort for Programs: placing the exchanges of n tasks takes about n^2
-_REPAIRS = 60  # at most so many Programs in a repair
+_PLACING = 150_000  # effort for Programs: placing the exchanges of n tasks takes about n^2
+_REPAIRS = 25  # at most so many Programs in a repair
 
 
 def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:

@@ -21,12 +21,12 @@ from optimus_jax.schedule.task import Schedule, ScheduleError
 
 @pytest.fixture
 def config_of(values: dict[str, Any]) -> Any:
-    """Configurations of two stages and three microbatches by method."""
+    """Configurations of two stages and two microbatches by method."""
 
     def make(method: str) -> Config:
         values["model"]["llm"]["layers"] = 3
-        values["train"]["batch"] = 12
-        values["parallel"].update(method=method, pp=2, microbatches=3)
+        values["train"]["batch"] = 8
+        values["parallel"].update(method=method, pp=2, microbatches=2)
         return from_config_dict(values)
 
     return make

@@ -59,7 +59,7 @@ def many() -> tuple[Bench, list, list]:
 def test_every_schedule_of_a_plan_shares_one_compilation(many: tuple[Bench, list, list]) -> None:
     bench, schedules, programs = many
     executor = bench.executor(programs[0])
-    step, params = executor.gradient_step(), bench.staged(executor, bench.params)
+    step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
     batch = executor.place_batch(bench.batch)
     for s, program in zip(schedules, programs, strict=True):
         loss, grads, nans = step(params, batch, *executor.place_tables(program))
@@ -99,7 +99,7 @@ def test_bfloat16_is_near_float32() -> None:
     bench = Bench(pipe, dp=1, dtype="bfloat16")
     executor = bench.executor(program)
     params = bench.staged(executor, bench.params)
-    loss, grads, _ = executor.gradient_step()(
+    loss, grads, _ = executor.gradient_step(bench.options)(
         params, executor.place_batch(bench.batch), *executor.place_tables(program)
     )
     assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(np.float32)}

@@ -1,0 +1,139 @@
+"""The parts of a transformer layer against their definitions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from optimus_jax.models import layers
+from optimus_jax.models.weights import initialise, logical_axes
+from tests.models import slow
+from tests.models.small import random_like
+
+WIDTH, HEADS, HIDDEN, LENGTH = 12, 3, 20, 5
+
+
+def block_weights(seed: int = 0) -> dict:
+    declare = lambda rngs: layers.Block(rngs, WIDTH, HEADS, HIDDEN, 2)  # noqa: E731
+    return random_like(jax.eval_shape(lambda: initialise(declare, jax.random.key(0))), seed)
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
+
+
+def test_layer_norm(x: np.ndarray) -> None:
+    p = block_weights()["mlp_norm"]
+    wanted = [[slow.layer_norm(p, v) for v in row] for row in 3 * x + 7]
+    np.testing.assert_allclose(layers.layer_norm(p, 3 * x + 7), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_of_a_constant_vector_is_its_bias() -> None:
+    p = {"scale": np.full(4, 2.0, np.float32), "bias": np.arange(4, dtype=np.float32)}
+    np.testing.assert_array_equal(layers.layer_norm(p, np.full((1, 1, 4), 9, np.float32)), [[p["bias"]]])
+
+
+def test_mlp_is_gelu_between_two_affine_maps(x: np.ndarray) -> None:
+    p = block_weights()["mlp"]
+    wanted = [[slow.mlp(p, v) for v in row] for row in x]
+    np.testing.assert_allclose(layers.mlp(p, x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention(x: np.ndarray, causal: bool) -> None:
+    p = block_weights()["attention"]
+    wanted = [slow.attention(p, row, causal) for row in x]
+    found = jax.jit(layers.attention, static_argnums=2)(p, x, causal)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_block(x: np.ndarray, causal: bool) -> None:
+    p = block_weights()
+    wanted = [slow.block(p, row, causal) for row in x]
+    found = jax.jit(layers.block, static_argnums=2)(p, x, causal)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_is_normalised_in_float32(x: np.ndarray) -> None:
+    """Far from zero, bfloat16 has no digits left for the differences."""
+    p = {"scale": jnp.ones(WIDTH, jnp.bfloat16), "bias": jnp.zeros(WIDTH, jnp.bfloat16)}
+    far = jnp.asarray(x + 30, jnp.bfloat16)
+    found = layers.layer_norm(p, far)
+    assert found.dtype == jnp.bfloat16
+    wanted = layers.layer_norm({k: v.astype(jnp.float32) for k, v in p.items()}, np.float32(far))
+    np.testing.assert_allclose(np.float32(found), wanted, rtol=2**-8, atol=1e-6)
+
+
+def test_attention_in_bfloat16_sums_its_shares_in_float32() -> None:
+    """300 equal shares; bfloat16 sums of 1 stop at 256."""
+    p = jax.tree.map(np.zeros_like, block_weights()["attention"])
+    p["qkv_bias"][2] = 1
+    p["out"][:, :, 0] = 1
+    p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), p)
+    x = jnp.ones((1, 300, WIDTH), jnp.bfloat16)
+    found = jax.jit(lambda p, x: layers.attention(p, x, causal=False))(p, x)
+    np.testing.assert_allclose(np.float32(found[0, :, 0]), WIDTH, rtol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_block_computes_in_the_dtype_it_is_given(x: np.ndarray, dtype: jnp.dtype) -> None:
+    p = jax.tree.map(lambda w: jnp.asarray(w, dtype), block_weights())
+    run = lambda p, x: layers.block(p, x, causal=True)  # noqa: E731
+    assert jax.eval_shape(run, p, jnp.asarray(x, dtype)).dtype == dtype
+
+
+def test_initial_weights_have_the_declared_spread() -> None:
+    def declare(rngs: nnx.Rngs) -> layers.Block:
+        return layers.Block(rngs, 64, 4, 256, layers=8)
+
+    p = jax.jit(lambda key: initialise(declare, key))(jax.random.key(0))
+    inner, residual = 0.02, 0.02 / 4  # 2 x 8 residual outputs add up
+    spreads = {
+        ("attention", "qkv"): inner,
+        ("attention", "out"): residual,
+        ("mlp", "up"): inner,
+        ("mlp", "down"): residual,
+    }
+    p = jax.tree.map(np.asarray, p)
+    for (part, name), spread in spreads.items():
+        assert p[part][name].std() == pytest.approx(spread, rel=0.05)
+        assert abs(p[part][name].mean()) < spread / 10
+        if name != "qkv":
+            assert not np.any(p[part][f"{name}_bias"])
+    assert not np.any(p["attention"]["qkv_bias"])
+    for norm in ("attention_norm", "mlp_norm"):
+        assert np.all(p[norm]["scale"] == 1)
+        assert not np.any(p[norm]["bias"])
+
+
+def test_stacked_layers_start_apart_and_do_not_depend_on_one_another() -> None:
+    def declare(rngs: nnx.Rngs) -> layers.Mlp:
+        return layers.Mlp(rngs, 4, 6, 4, 0.02)
+
+    make = jax.jit(lambda key: initialise(declare, key, layers=3))
+    stacked = make(jax.random.key(3))
+    assert {w.shape[0] for w in jax.tree.leaves(stacked)} == {3}
+    up = np.asarray(stacked["up"])
+    assert len(np.unique(up)) == up.size
+    np.testing.assert_array_equal(up, make(jax.random.key(3))["up"])
+    assert not np.any(up == make(jax.random.key(4))["up"])
+
+
+def test_axes_name_each_dimension() -> None:
+    def declare(rngs: nnx.Rngs) -> layers.Mlp:
+        return layers.Mlp(rngs, 4, 6, 5, 0.02)
+
+    plain = {
+        "up": ("width", "hidden"),
+        "up_bias": ("hidden",),
+        "down": ("hidden", "width"),
+        "down_bias": ("width",),
+    }
+    assert logical_axes(declare) == plain
+    stacked = {name: ("layers", *axes) for name, axes in plain.items()}
+    assert logical_axes(declare, stacked=True) == stacked
