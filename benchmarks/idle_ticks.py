@@ -35,7 +35,7 @@ def idle(program: Program, ticks: int) -> Program:
 
 
 def main() -> None:
-    pipe = Pipeline(2, 4, llm_layers=(2, 2), encoder_layers=3)
+    pipe = Pipeline(2, 4, llm_layers=(2, 2), encoder_layers=4)
     durations = Durations.uniform(pipe, encoder=0.7)
     program = lower(schedule("filled", "1f1b", pipe, durations), durations)
     bench = Bench(pipe, dp=1)

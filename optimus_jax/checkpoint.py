@@ -79,9 +79,9 @@ class Checkpoints:
         return step, found["state"]["params"]
 
     def _check(self, step: int) -> None:
-        found = self.manager.restore(
-            step, args=ocp.args.Composite(facts=ocp.args.JsonRestore())
-        )["facts"]
+        found = self.manager.restore(step, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))[
+            "facts"
+        ]
         differ = list(_differences(found, self.facts, ""))
         if differ:
             raise CheckpointError(

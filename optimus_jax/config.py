@@ -143,7 +143,7 @@ def split_layers(layers: int, virtual_stages: int) -> tuple[int, ...]:
 def from_config_dict(values: Mapping[str, Any]) -> Config:
     """The checked configuration. Raises ConfigError with every error found."""
     errors: list[str] = []
-    built = _build(Config, values, "config", errors)
+    built: Config = _build(Config, values, "config", errors)
     for check in CHECKS:
         # a value of the wrong type is reported once, by _build
         with contextlib.suppress(AttributeError, TypeError, ZeroDivisionError):

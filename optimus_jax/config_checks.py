@@ -68,7 +68,7 @@ def _words(config: Any) -> Iterator[str]:
 
 def _heads(name: str, config: Any) -> Iterator[str]:
     part = getattr(config.model, name)
-    if part.width % part.heads:
+    if min(part.width, part.heads) > 0 and part.width % part.heads:
         yield (
             f"config.model.{name}: width {part.width} does not divide into {part.heads} heads;"
             f" {_divisors(part.heads, part.width)} heads would"
@@ -77,7 +77,7 @@ def _heads(name: str, config: Any) -> Iterator[str]:
 
 def _patches(side: str, config: Any) -> Iterator[str]:
     pixels, patch = getattr(config.model, side), config.model.encoder.patch
-    if pixels % patch:
+    if min(pixels, patch) > 0 and pixels % patch:
         yield (
             f"config.model.{side}: {pixels} pixels do not divide into patches of {patch};"
             f" {_multiples(pixels, patch)} would"
@@ -124,7 +124,7 @@ def _data(config: Any) -> Iterator[str]:
 def _batch(config: Any) -> Iterator[str]:
     batch, p = config.train.batch, config.parallel
     parts = p.dp * p.microbatches * p.pp
-    if batch % parts:
+    if min(batch, parts) > 0 and batch % parts:
         yield (
             f"config.train.batch: {batch} rows do not divide into dp {p.dp} x microbatches"
             f" {p.microbatches} x encoder units {p.pp} (one for each stage) = {parts} parts;"
@@ -145,7 +145,7 @@ def _chunks(config: Any) -> Iterator[str]:
     p = config.parallel
     if p.chunks > 1 and p.order == "gpipe":
         yield f"config.parallel.order: {p.order} runs one chunk, not {p.chunks}; 1f1b runs several"
-    elif p.chunks > 1 and p.microbatches % p.pp:
+    elif p.chunks > 1 and min(p.microbatches, p.pp) > 0 and p.microbatches % p.pp:
         yield (
             f"config.parallel.microbatches: interleaved 1F1B on {p.pp} stages takes multiples of"
             f" {p.pp}, not {p.microbatches}; {_multiples(p.microbatches, p.pp)} would do"

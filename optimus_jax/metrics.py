@@ -28,7 +28,7 @@ class MetricLog:
         if not self.path.exists():
             return
         lines = self.path.read_text().splitlines()
-        kept = [line for line in lines if _step_of(line) is not None and _step_of(line) < step]
+        kept = [line for line in lines if _step_of(line) < step]
         part = self.path.with_suffix(".part")
         part.write_text("".join(line + "\n" for line in kept))
         part.replace(self.path)
@@ -47,12 +47,12 @@ class MetricLog:
             self.writer.close()
 
 
-def _step_of(line: str) -> int | None:
-    """The step of a line, None if a crash left it torn."""
+def _step_of(line: str) -> float:
+    """The step of a line, infinite if a crash left it torn."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return float("inf")
 
 
 class Stopwatch:

@@ -57,9 +57,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     plan = make_plan(config)
     meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
     model = Mllm(config.model)
-    executor = Executor(
-        model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows
-    )
+    executor = Executor(model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows)
     trainer = Trainer(executor, config.train)
     checkpoints = Checkpoints(workdir, config.model, config.train.keep)
     done = checkpoints.latest() or 0
@@ -100,9 +98,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
                 typical = watch.median() or watch.seconds[-1]
                 left = typical * (config.train.steps - n - 1)
                 command.say(
-                    progress_line(
-                        n + 1, config.train.steps, values["loss"], typical, tokens, left
-                    )
+                    progress_line(n + 1, config.train.steps, values["loss"], typical, tokens, left)
                 )
             code = stop.agreed(always=at_log)
             if code or last or (n + 1) % config.train.save_every == 0:

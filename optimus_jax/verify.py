@@ -8,7 +8,6 @@ exceeded. --inject breaks the run on purpose, to show that the comparison notice
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -117,7 +116,9 @@ def report(results: list[Result]) -> dict[str, Any]:
 flags.DEFINE_integer("processes", 1, "Processes to run in, on this machine.", lower_bound=1)
 flags.DEFINE_enum("inject", "", ["", *INJECTIONS], "A fault to put into the run.")
 flags.DEFINE_string("match", "", "Run only cases with this text in their names.")
-flags.DEFINE_bool("optimize", False, "Compile as for training: the same checks, four times as long.")
+flags.DEFINE_bool(
+    "optimize", False, "Compile as for training: the same checks, four times as long."
+)
 
 
 def main() -> int:

@@ -202,9 +202,7 @@ def test_an_error_of_the_program_itself_is_not_hidden(run_here: RunHere) -> None
         run_here(broken)
 
 
-def test_only_the_first_process_speaks(
-    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_process_speaks(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     def speak() -> None:
         command.say("hello")
         command.emit({"json": flags.FLAGS.json})

@@ -1,4 +1,4 @@
-"""Tests see 8 CPU devices, whatever the machine has, and can run a command's main in this process."""
+"""8 CPU devices for all tests, whatever the machine has, and commands run within the test."""
 
 from __future__ import annotations
 

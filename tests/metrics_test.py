@@ -93,6 +93,4 @@ def test_quartiles_need_four_timed_steps() -> None:
 
 def test_the_progress_line_in_full() -> None:
     line = progress_line(50, 1750, 2.34567, 0.0125, tokens=1568, left_s=125.4)
-    assert line == (
-        "step   50/1750  loss  2.3457     12.5 ms/step    125,440 tokens/s  left 2:05"
-    )
+    assert line == ("step   50/1750  loss  2.3457     12.5 ms/step    125,440 tokens/s  left 2:05")

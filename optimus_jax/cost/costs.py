@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
-from optimus_jax.config import Config
+from optimus_jax.config import Config, EncoderConfig, LlmConfig
 from optimus_jax.cost.hardware import HARDWARE, Chip
 from optimus_jax.schedule.simulate import Durations
 
@@ -66,8 +67,12 @@ class Costs:
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Costs:
-        values = json.loads(pathlib.Path(path).read_text())
-        return cls(**{k: Pass(**v) if isinstance(v, dict) else v for k, v in values.items()})
+        values: dict[str, Any] = json.loads(pathlib.Path(path).read_text())
+        parts: dict[str, Any] = {
+            name: Pass(**value) if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
+        return cls(**parts)
 
 
 def analytic(config: Config) -> Costs:
@@ -81,8 +86,8 @@ def analytic(config: Config) -> Costs:
     def seconds(flops: float) -> float:
         return flops / (chip.flops[dtype] * chip.efficiency) + chip.latency
 
-    def layer(part: object, positions: int, length: int) -> Pass:
-        flops = positions * layer_flops(part.width, part.hidden, length)  # type: ignore[attr-defined]
+    def layer(part: EncoderConfig | LlmConfig, positions: int, length: int) -> Pass:
+        flops = positions * layer_flops(part.width, part.hidden, length)
         return Pass(seconds(flops), seconds(3 * flops))
 
     def dense(positions: int, *widths: int) -> Pass:
@@ -115,8 +120,8 @@ def _epilogue(config: Config, chip: Chip) -> float:
     """All-reduce of the largest device's gradients in float32 and a pass of AdamW over them."""
     llm, encoder, parallel = config.model.llm, config.model.encoder, config.parallel
 
-    def weights(part: object, layers: int) -> int:
-        width, hidden = part.width, part.hidden  # type: ignore[attr-defined]
+    def weights(part: EncoderConfig | LlmConfig, layers: int) -> int:
+        width, hidden = part.width, part.hidden
         return layers * (4 * width**2 + 2 * width * hidden)
 
     stage = sum(config.pipeline.llm_layers[:: parallel.pp])

@@ -98,9 +98,7 @@ class Mllm:
         x = self.embed_text(p["llm"]["embed"], batch["tokens"], features)
         return _stack(self.llm_layer, p["llm"]["layers"], x)
 
-    def loss(
-        self, params: Params, batch: Batch, with_images: bool | jax.Array = True
-    ) -> jax.Array:
+    def loss(self, params: Params, batch: Batch, with_images: bool | jax.Array = True) -> jax.Array:
         """Mean cross-entropy over the weighted positions of the whole batch, one float32.
 
         Without images every feature is zero, which is what the method text_only trains.

@@ -27,9 +27,7 @@ def get(buffer: jax.Array, slot: jax.Array, *index: jax.Array | int) -> jax.Arra
     return buffer[(_address(buffer, slot), *index)]
 
 
-def put(
-    buffer: jax.Array, value: jax.Array, slot: jax.Array, *index: jax.Array | int
-) -> jax.Array:
+def put(buffer: jax.Array, value: jax.Array, slot: jax.Array, *index: jax.Array | int) -> jax.Array:
     """The buffer with `value` in a slot (and at further leading indices), updated in place."""
     start = (_address(buffer, slot), *index)
     value = value.astype(buffer.dtype)[(None,) * len(start)]

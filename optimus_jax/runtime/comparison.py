@@ -34,7 +34,7 @@ def small_model(llm_layers: int, dtype: str = "float32") -> Mllm:
             image_height=8,
             image_width=12,
             text_length=5,
-            encoder=EncoderConfig(layers=3, width=16, heads=2, hidden=24, patch=4),
+            encoder=EncoderConfig(layers=4, width=16, heads=2, hidden=24, patch=4),
             projector_hidden=20,
             llm=LlmConfig(layers=llm_layers, width=24, heads=3, hidden=40),
         )
@@ -84,9 +84,7 @@ class Bench:
         self.batch = random_batch(self.model.config, dp * pipe.microbatches * self.rows)
         self.params = jax.jit(self.model.init)(jax.random.key(0))
         self.meshes = make_meshes(self.grid, jax.devices())
-        value_and_grad = jax.jit(
-            jax.value_and_grad(self.model.loss), compiler_options=self.options
-        )
+        value_and_grad = jax.jit(jax.value_and_grad(self.model.loss), compiler_options=self.options)
         self.expected = {
             images: jax.tree.map(np.asarray, value_and_grad(self.params, self.batch, images))
             for images in (False, True)
@@ -139,7 +137,7 @@ def compare(
     no device of the mesh. `inject` is one of verify.INJECTIONS."""
     virtual = pp * chunks
     layers = split_layers(virtual + (virtual > 1), virtual)  # uneven where there are stages
-    pipe = Pipeline(pp, microbatches, chunks, pp, layers, encoder_layers=3)
+    pipe = Pipeline(pp, microbatches, chunks, pp, layers, encoder_layers=4)
     durations = Durations.uniform(pipe, encoder=0.7)
     bench = Bench(pipe, dp, quick=quick)
     if not bench.here():

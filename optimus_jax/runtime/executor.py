@@ -122,9 +122,7 @@ class Executor:
             (Kind.B, tasks.backward),
             (Kind.EF, tasks.encoder_forward),
         ):
-            c = buffers.when(
-                named.kind == KINDS[kind], lambda c, task=task: task(c, named), c
-            )
+            c = buffers.when(named.kind == KINDS[kind], lambda c, task=task: task(c, named), c)
         return self._exchange(c, named, pattern)
 
     def _exchange(self, c: Carry, row: Row, pattern: jax.Array) -> Carry:

@@ -72,9 +72,7 @@ class Trainer:
 
     def init(self) -> TrainState:
         """The staged state before the first step; the same for every plan."""
-        make = jax.jit(
-            lambda key: self._staged(self._initial(key)), out_shardings=self.shardings()
-        )
+        make = jax.jit(lambda key: self._staged(self._initial(key)), out_shardings=self.shardings())
         return make(jax.random.key(self.config.seed))
 
     def stage(self, state: TrainState) -> TrainState:
@@ -86,9 +84,7 @@ class Trainer:
         """A stage-free copy of the staged state, to be saved."""
         where = jax.tree.map(lambda x: x.sharding, self.abstract())
         free = jax.jit(
-            lambda s: map_weights(
-                lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x
-            ),
+            lambda s: map_weights(lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x),
             out_shardings=where,
         )
         return free(state)

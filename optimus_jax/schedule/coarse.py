@@ -12,8 +12,8 @@ def coarse(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     the encoder pipelines so that the big bubbles at both ends hold as much as they can; what does
     not fit lengthens the step (Optimus, section 4.2, InitSchedule).
 
-        0: EF1 F0 F1 F2 B0 F3 B1 B2 B3 EB1
-        1: EF0 EF2 EF3 F0 B0 F1 B1 F2 B2 F3 B3 EB0 EB2 EB3
+        0: EF0 F0 F1 B0 F2 B1 F3 B2 B3 EB0
+        1: EF1 EF2 EF3 F0 B0 F1 B1 F2 B2 F3 B3 EB1 EB2 EB3
 
     The microbatch partition is found without enumeration: from even shares, and from shares that
     fill the bubbles first, one microbatch at a time moves to another pipeline while the step gets
@@ -75,9 +75,7 @@ def _improve(
     return best
 
 
-def _with_shares(
-    llm: Orders, pipe: Pipeline, durations: Durations, shares: list[int]
-) -> Schedule:
+def _with_shares(llm: Orders, pipe: Pipeline, durations: Durations, shares: list[int]) -> Schedule:
     """The coarse schedule in which encoder pipeline d takes `shares[d]` microbatches."""
     rounds = [(k, d) for d, n in enumerate(shares) for k in range(n)]
     owner = {i: d for i, (_, d) in enumerate(sorted(rounds))}

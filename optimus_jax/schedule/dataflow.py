@@ -11,18 +11,18 @@ from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Schedule
 class Content(enum.StrEnum):
     """What a value holds."""
 
-    ACTIVATION = "activation"  # input of virtual stage `index`
-    GRADIENT = "gradient"  # loss gradient of the output of virtual stage `index`
-    FEATURE = "feature"  # projected features of unit `index`
-    FEATURE_GRADIENT = "feature gradient"  # loss gradient of the features of unit `index`
-    HIDDEN = "hidden"  # output of encoder layer `layer` - 1 of unit `index`; stays on its device
+    ACTIVATION = "activation"  # input of virtual stage `place`
+    GRADIENT = "gradient"  # loss gradient of the output of virtual stage `place`
+    FEATURE = "feature"  # projected features of unit `place`
+    FEATURE_GRADIENT = "feature gradient"  # loss gradient of the features of unit `place`
+    HIDDEN = "hidden"  # output of encoder layer `layer` - 1 of unit `place`; stays on its device
     HIDDEN_GRADIENT = "hidden gradient"  # loss gradient of the same
 
 
 class Value(NamedTuple):
     content: Content
     microbatch: int
-    index: int
+    place: int
     layer: int = 0
 
     @property
@@ -36,7 +36,7 @@ class Value(NamedTuple):
         return self.content in (Content.HIDDEN, Content.HIDDEN_GRADIENT)
 
     def __str__(self) -> str:
-        place = f"unit {self.index}" if self.is_feature or self.is_hidden else f"stage {self.index}"
+        place = f"unit {self.place}" if self.is_feature or self.is_hidden else f"stage {self.place}"
         layer = f" layer {self.layer}" if self.is_hidden else ""
         return f"{self.content} of microbatch {self.microbatch} {place}{layer}"
 

@@ -59,7 +59,10 @@ def dependency_points(timing: Timing) -> DependencyPoints:
 
 def order_globally(schedule: Schedule, timing: Timing) -> Schedule:
     """Renames the encoder's microbatches so that the i-th to finish forward feeds the i-th that the
-    LLM takes: the encoder's finish order, not the data order, decides (section 4.3, figure 13)."""
+    LLM takes: the encoder's finish order, not the data order, decides (section 4.3, figure 13).
+
+    For schedules whose encoder backwards stand after the LLM's tasks: one between them could come
+    to stand before the backward that it waits for."""
     points = dependency_points(timing)
     finished = sorted(points.EF, key=lambda i: (points.EF[i], i))
     needed = sorted(finished, key=lambda i: (points.F[i], i))

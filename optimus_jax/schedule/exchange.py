@@ -43,7 +43,23 @@ class Placement:
                     f"{value} has no exchange: {maker} on device {other} makes it,"
                     f" {task} on device {device} reads it"
                 )
+        self._check_sides(flow)
         return simulate(self.sequences, flow, durations)
+
+    def _check_sides(self, flow: Dataflow) -> None:
+        """Every exchange stands after the task that makes what it moves and before its use."""
+        for device, sequence in enumerate(self.sequences):
+            at = {id(item): k for k, item in enumerate(sequence)}
+            place = {item: k for k, item in enumerate(sequence) if isinstance(item, Task)}
+            for item in sequence:
+                for value in item.values if isinstance(item, Exchange) else ():
+                    maker, user = flow.producer[value], flow.consumer[value]
+                    late = maker[0] == device and place[maker[1]] > at[id(item)]
+                    if late or (user[0] == device and place[user[1]] < at[id(item)]):
+                        raise ScheduleError(
+                            f"the {item} on device {device} stands"
+                            f" {f'before {maker[1]} makes it' if late else f'after {user[1]}'}"
+                        )
 
 
 class _Window(NamedTuple):

@@ -152,6 +152,11 @@ class _Pool:
         self.at[key] = self.free.pop()
         return self.at[key]
 
+    def held(self, key: object, where: str) -> int:
+        if key not in self.at:
+            raise ScheduleError(f"{where}: {key} is not on this device")
+        return self.at[key]
+
     def drop(self, key: object) -> int:
         slot = self.at.pop(key)
         self.free.append(slot)
@@ -191,7 +196,9 @@ def assign_slots(
     pools = [_Pools(caps) for _ in range(pipe.stages)]
     for t, tick in enumerate(ticks):
         for device, task in tick.tasks.items():
-            _fill_task(table[t, device], task, device, flow, pools[device], f"tick {t} device {device}")
+            _fill_task(
+                table[t, device], task, device, flow, pools[device], f"tick {t} device {device}"
+            )
         pattern[t] = _pattern(tick, pipe)
         arrivals: list[tuple[int, str, int | None, Value]] = []
         for pair, values in tick.links.items():
@@ -233,14 +240,13 @@ def _fill_task(
     if task.kind.is_encoder:
         units = pipe.units_of(task)
         row[at["count"]] = len(units)
-        row[at["begin"]], row[at["end"]] = begin, end = pipe.layers_of(task)
-        starts = begin == 0 if task.kind == Kind.EF else end == pipe.encoder_layers
+        row[at["begin"]], row[at["end"]] = begin, _ = pipe.layers_of(task)
         for k, unit in enumerate(units):
             key = f"saved state of microbatch {task.microbatch} unit {unit}"
             _set(row, at, "unit", k, unit)
-            if task.kind == Kind.EF and starts:
+            if task.kind == Kind.EF and begin == 0:
                 pools.encoder.take(key, where)
-            _set(row, at, "encoder", k, pools.encoder.at[key])
+            _set(row, at, "encoder", k, pools.encoder.held(key, f"{where}: {task}"))
     else:
         v = task.chunk * pipe.stages + device
         row[at["chunk"]], row[at["layers"]] = task.chunk, pipe.llm_layers[v]
@@ -248,7 +254,7 @@ def _fill_task(
         key = f"saved state of microbatch {task.microbatch} stage {v}"
         if task.kind == Kind.F:
             pools.saved.take(key, where)
-        row[at["saved"]] = pools.saved.at[key]
+        row[at["saved"]] = pools.saved.held(key, f"{where}: {task}")
     for name, values in (("read", reads), ("write", writes)):
         kept = [value for value in values if not value.is_hidden]
         for k, value in enumerate(kept):

@@ -47,7 +47,7 @@ def phased(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
             (i, ()) for i in range(device, even, pipe.stages)
         ]
         mine = tuple(range(device, pipe.units, pipe.stages))
-        parts += [(i, mine) for i in range(even, pipe.microbatches)]
+        parts += [(i, mine) for i in range(even, pipe.microbatches) if mine]
         forwards = tuple(Task(Kind.EF, i, units=u) for i, u in parts)
         backwards = tuple(Task(Kind.EB, i, units=u) for i, u in parts)
         orders.append(forwards + order + backwards)

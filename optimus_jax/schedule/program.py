@@ -113,18 +113,15 @@ class Program:
         row, at = self.table[tick, device], self.columns
         if not row[at["kind"]]:
             return None
-        kind = next(kind for kind, number in KINDS.items() if number == row[at["kind"]])
+        kind = next((kind for kind, number in KINDS.items() if number == row[at["kind"]]), None)
+        if kind is None:
+            raise ScheduleError(f"tick {tick} device {device}: no task has kind {row[at['kind']]}")
         microbatch = int(row[at["microbatch"]])
         if not kind.is_encoder:
             return Task(kind, microbatch, int(row[at["chunk"]]))
         units = tuple(int(u) for u in row[at["unit"]][: row[at["count"]]])
         layers = int(row[at["begin"]]), int(row[at["end"]])
-        return Task(
-            kind,
-            microbatch,
-            units=() if units == tuple(range(self.pipeline.units)) else units,
-            layers=None if layers == (0, self.pipeline.encoder_layers) else layers,
-        )
+        return self.pipeline.short(Task(kind, microbatch, units=units, layers=layers))
 
     def padded(self, ticks: int, slots: Slots) -> Program:
         """The same program in a larger shape, so that it shares a compilation with others.

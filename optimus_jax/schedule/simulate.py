@@ -32,6 +32,13 @@ class Durations:
     transfer: float = 0.0
     epilogue: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("forward", "backward"):
+            if min(getattr(self, name), default=0.0) <= 0:
+                raise ScheduleError(f"durations of {name} must be positive: {getattr(self, name)}")
+        if min(self.transfer, self.epilogue) < 0:
+            raise ScheduleError("transfer and epilogue must not take negative time")
+
     @classmethod
     def uniform(
         cls,
@@ -62,6 +69,8 @@ class Durations:
             return self.backward[task.chunk * pipe.stages + device]
         layers = self.encoder_forward if task.kind == Kind.EF else self.encoder_backward
         first, end = pipe.layers_of(task)
+        if end > len(layers):
+            raise ScheduleError(f"{task} runs {end} encoder layers, durations are of {len(layers)}")
         return sum(layers[first:end]) * len(pipe.units_of(task))
 
 
@@ -97,9 +106,7 @@ class Timing:
     end: float
 
 
-def simulate(
-    sequences: Sequence[Sequence[Item]], flow: Dataflow, durations: Durations
-) -> Timing:
+def simulate(sequences: Sequence[Sequence[Item]], flow: Dataflow, durations: Durations) -> Timing:
     """The time of `sequences`, which hold the tasks of `flow` and any exchanges.
 
     A value whose producer is not in the sequences counts as there from the start.
@@ -155,8 +162,10 @@ def simulate(
         device = ready.pop()
         while at[device] < len(sequences[device]):
             item = sequences[device][at[device]]
-            run = try_exchange if isinstance(item, Exchange) else try_task
-            woken = run(device, item)  # type: ignore[operator]
+            if isinstance(item, Exchange):
+                woken = try_exchange(device, item)
+            else:
+                woken = try_task(device, item)
             if woken is None:
                 break
             ready += woken
@@ -189,9 +198,7 @@ def _stuck(
             device_next, what = item.other(device), f"waits in the {item}"
         else:
             before = item
-            value = next(
-                v for v in flow.io[device, item][0] if v not in moved and v not in arrival
-            )
+            value = next(v for v in flow.io[device, item][0] if v not in moved and v not in arrival)
             device_next, maker = flow.producer.get(value, (device, "nothing"))
             what = f"waits for {value} from {maker} on device {device_next}"
         path.append((device, str(before) if before else "its end", what))

@@ -33,7 +33,7 @@ _NOTATION = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One kind of work on one microbatch.
 
@@ -69,13 +69,18 @@ class Task:
             raise ScheduleError(f"{text!r}: encoder tasks have no chunk")
         if not kind.is_encoder and (match["units"] or match["first"]):
             raise ScheduleError(f"{text!r}: only encoder tasks have units and layers")
-        return cls(
+        task = cls(
             kind,
             int(match["microbatch"]),
             int(match["chunk"] or 0),
             tuple(map(int, match["units"].split("+"))) if match["units"] else (),
             (int(match["first"]), int(match["end"])) if match["first"] else None,
         )
+        if str(task) != text:
+            raise ScheduleError(f"{text!r} is not how a task is written, {str(task)!r} is")
+        if task.layers and task.layers[0] >= task.layers[1]:
+            raise ScheduleError(f"{text!r} has no layers: [first:end) needs first < end")
+        return task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +101,12 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         sizes = (self.stages, self.microbatches, self.chunks, self.encoder_layers)
-        if min(sizes) < 1:
+        if min(sizes) < 1 or self.units < 0 or min(self.llm_layers, default=0) < 0:
             raise ScheduleError(f"sizes of a pipeline must be positive, got {self}")
         if not self.units:
             object.__setattr__(self, "units", self.stages)
-        if not self.llm_layers:
-            object.__setattr__(self, "llm_layers", (1,) * self.virtual_stages)
+        layers = tuple(self.llm_layers) or (1,) * self.virtual_stages
+        object.__setattr__(self, "llm_layers", layers)
         if len(self.llm_layers) != self.virtual_stages:
             raise ScheduleError(
                 f"{len(self.llm_layers)} layer counts for {self.virtual_stages} virtual stages"
@@ -119,6 +124,16 @@ class Pipeline:
     def layers_of(self, task: Task) -> tuple[int, int]:
         """The encoder layers [first, end) that an encoder task covers, written out."""
         return task.layers or (0, self.encoder_layers)
+
+    def short(self, task: Task) -> Task:
+        """The task as it is written short: all units as (), all layers as None."""
+        whole = task.units == tuple(range(self.units))
+        every = task.layers == (0, self.encoder_layers)
+        return dataclasses.replace(
+            task,
+            units=() if whole else task.units,
+            layers=None if every else task.layers,
+        )
 
 
 Orders = tuple[tuple[Task, ...], ...]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from optimus_jax.schedule.dataflow import Dataflow, Value
+from optimus_jax.schedule.dataflow import Dataflow, Value, Values
 from optimus_jax.schedule.program import NONE, Program, alphabet
 from optimus_jax.schedule.task import Kind, Schedule, ScheduleError, Task
 
@@ -22,21 +22,35 @@ def check_complete(schedule: Schedule) -> None:
         for chunk in range(pipe.chunks)
     }
     covered: Counter[tuple[Kind, int, int, int]] = Counter()
+    homes: dict[tuple[int, int], int] = {}
     if len(schedule.orders) != pipe.stages:
         raise ScheduleError(f"{len(schedule.orders)} orders for {pipe.stages} devices")
     for device, order in enumerate(schedule.orders):
         counts = Counter(task for task in order if not task.kind.is_encoder)
-        for task in sorted(wanted | counts.keys()):
+        for task in sorted(wanted | counts.keys(), key=str):
             if counts[task] != (task in wanted):
                 raise ScheduleError(
                     f"{task} stands {counts[task]} times on device {device},"
                     f" wanted {int(task in wanted)}"
                 )
         for task in order:
-            if task.kind.is_encoder:
-                for unit in pipe.units_of(task):
-                    for layer in range(*pipe.layers_of(task)):
-                        covered[task.kind, task.microbatch, unit, layer] += 1
+            if not task.kind.is_encoder:
+                continue
+            units, (begin, end) = pipe.units_of(task), pipe.layers_of(task)
+            if max(units) >= pipe.units or not 0 <= begin < end <= pipe.encoder_layers:
+                raise ScheduleError(
+                    f"{task} on device {device}: there are {pipe.units} units and"
+                    f" {pipe.encoder_layers} layers"
+                )
+            for unit in units:
+                place = homes.setdefault((task.microbatch, unit), device)
+                if place != device:
+                    raise ScheduleError(
+                        f"{task} stands on device {device}, but unit {unit} of microbatch"
+                        f" {task.microbatch} is on device {place}, where its saved inputs are"
+                    )
+                for layer in range(begin, end):
+                    covered[task.kind, task.microbatch, unit, layer] += 1
     for kind in (Kind.EF, Kind.EB):
         for i in sorted(schedule.encoded | {i for _, i, _, _ in covered}):
             for unit in range(pipe.units):
@@ -54,8 +68,15 @@ def validate(program: Program, schedule: Schedule) -> None:
     live slot, stays within its slots, pairs every receive with a send, and leaves nothing over."""
     if program.pipeline != schedule.pipeline:
         raise ScheduleError(f"program of {program.pipeline}, schedule of {schedule.pipeline}")
+    shape = program.ticks, program.pipeline.stages, program.columns.width
+    if program.table.shape != shape or program.pattern.shape != shape[:1]:
+        raise ScheduleError(
+            f"tables of {program.table.shape} and {program.pattern.shape}, wanted {shape}"
+            f" and {shape[:1]}"
+        )
     check_complete(schedule)
-    _Replay(program, schedule).run()
+    orders = tuple(tuple(map(schedule.pipeline.short, order)) for order in schedule.orders)
+    _Replay(program, Schedule(schedule.pipeline, orders)).run()
 
 
 class _Replay:
@@ -93,9 +114,9 @@ class _Replay:
     def _task(self, task: Task, device: int, row: np.ndarray) -> None:
         pipe, at = self.program.pipeline, self.program.columns
         reads, writes = self.flow.io[device, task]
-        self._whole_row(task, device, row)
+        self._whole_row(task, device, row, reads, writes)
         if task.kind.is_encoder:
-            begin, end = pipe.layers_of(task)
+            begin, _ = pipe.layers_of(task)
             opens = task.kind == Kind.EF and begin == 0
             closes = task.kind == Kind.EB and begin == 0
             for k, unit in enumerate(pipe.units_of(task)):
@@ -110,21 +131,40 @@ class _Replay:
         # outputs first: they may not share a slot with the task's own inputs
         for name, act, values in (("write", self._put, writes), ("read", self._get, reads)):
             for k, value in enumerate(v for v in values if not v.is_hidden):
-                slot = row[at["feature"]][k] if value.is_feature else row[at[name]]
-                act(device, _pool(value), int(slot), value)
+                cell = row[at["feature"]][k] if value.is_feature else row[at[name]]
+                act(device, _pool(value), int(cell), value)
 
-    def _whole_row(self, task: Task, device: int, row: np.ndarray) -> None:
-        """The columns that follow from task and device."""
+    def _whole_row(
+        self, task: Task, device: int, row: np.ndarray, reads: Values, writes: Values
+    ) -> None:
+        """What follows from task and device alone; and cells without a meaning hold nothing."""
         pipe, at = self.program.pipeline, self.program.columns
+        features = [v for v in (*reads, *writes) if v.is_feature]
+        plain = {v for v in (*reads, *writes) if not v.is_feature and not v.is_hidden}
+        wanted = at.idle_row()
+        for name in ("kind", "microbatch", "send", "receive", "feature_send", "feature_receive"):
+            wanted[at[name]] = row[at[name]]  # checked by others
+        filled: dict[str, int] = {"feature": len(features)}
         if task.kind.is_encoder:
-            return
-        v = task.chunk * pipe.stages + device
-        wanted = pipe.llm_layers[v], v == 0, v == pipe.virtual_stages - 1
-        found = tuple(int(row[at[name]]) for name in ("layers", "first", "last"))
-        if found != wanted:
-            raise ScheduleError(
-                f"{self.where}: {task} has (layers, first, last) {found}, wanted {wanted}"
-            )
+            units = pipe.units_of(task)
+            wanted[at["count"]] = len(units)
+            wanted[at["begin"]], wanted[at["end"]] = pipe.layers_of(task)
+            filled |= {"encoder": len(units), "unit": len(units)}
+        else:
+            v = task.chunk * pipe.stages + device
+            wanted[at["chunk"]], wanted[at["layers"]] = task.chunk, pipe.llm_layers[v]
+            wanted[at["first"]], wanted[at["last"]] = v == 0, v == pipe.virtual_stages - 1
+            wanted[at["saved"]] = row[at["saved"]]
+            for name, values in (("read", reads), ("write", writes)):
+                if plain & set(values):
+                    wanted[at[name]] = row[at[name]]
+        for name, count in filled.items():
+            wanted[at[name]][:count] = row[at[name]][:count]
+        for name, cells in at.at.items():
+            if np.any(wanted[cells] != row[cells]):
+                raise ScheduleError(
+                    f"{self.where}: {task} has {name} {row[cells]}, wanted {wanted[cells]}"
+                )
 
     def _exchange(self, tick: int) -> None:
         patterns, at = alphabet(self.program.pipeline), self.program.columns

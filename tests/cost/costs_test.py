@@ -7,8 +7,8 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jax.extend.core as jax_core
+import jax.numpy as jnp
 import pytest
 
 from optimus_jax.config import Config, from_config_dict

@@ -9,14 +9,19 @@ import pytest
 
 from optimus_jax.models import gpt
 from tests.models import slow
-from tests.models.small import random_batch, random_weights, small_model
+from tests.models.small import quick_jit, random_batch, random_weights, small_model
 
 MODEL = small_model()
 CONFIG = MODEL.config
 IMAGE = CONFIG.image_token
 WEIGHTS = random_weights(MODEL)["llm"]
 
-embed = jax.jit(lambda p, tokens, features: gpt.embed(p, tokens, features, IMAGE))
+
+def plain_embed(p: dict, tokens: np.ndarray, features: np.ndarray) -> jax.Array:
+    return gpt.embed(p, tokens, features, IMAGE)
+
+
+embed = quick_jit(plain_embed)
 
 
 def features(rows: int, seed: int = 1) -> np.ndarray:
@@ -68,9 +73,9 @@ def test_image_tokens_have_no_vector_of_their_own() -> None:
     tokens = random_batch(MODEL, 2)["tokens"]
 
     def total(p: dict) -> jax.Array:
-        return embed(p, tokens, features(2)).sum()
+        return plain_embed(p, tokens, features(2)).sum()
 
-    gradient = np.asarray(jax.jit(jax.grad(total))(WEIGHTS["embed"])["token"])
+    gradient = np.asarray(quick_jit(jax.grad(total))(WEIGHTS["embed"])["token"])
     assert not gradient[IMAGE].any()
     used = np.setdiff1d(tokens, [IMAGE])
     counts = [(tokens == token).sum() for token in used]
@@ -80,7 +85,7 @@ def test_image_tokens_have_no_vector_of_their_own() -> None:
 def test_features_are_cast_to_the_weights_dtype() -> None:
     p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), WEIGHTS["embed"])
     tokens = random_batch(MODEL, 2)["tokens"]
-    assert jax.eval_shape(embed, p, tokens, features(2)).dtype == jnp.bfloat16
+    assert jax.eval_shape(plain_embed, p, tokens, features(2)).dtype == jnp.bfloat16
 
 
 def test_scores_are_float32_of_the_vocabulary() -> None:
@@ -122,7 +127,7 @@ def test_positions_of_weight_zero_contribute_nothing() -> None:
 
     other = np.where(ignored, (batch["targets"] + 1) % CONFIG.vocabulary, batch["targets"])
     assert (other != batch["targets"]).sum() == ignored.sum()
-    run = jax.jit(jax.value_and_grad(loss))
+    run = quick_jit(jax.value_and_grad(loss))
     value, gradient = run(x, batch["targets"])
     changed, _ = run(np.where(ignored[..., None], 5 * x + 1, x), other)
     assert float(value) == float(changed)

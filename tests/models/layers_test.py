@@ -11,7 +11,7 @@ from flax import nnx
 from optimus_jax.models import layers
 from optimus_jax.models.weights import initialise, logical_axes
 from tests.models import slow
-from tests.models.small import random_like
+from tests.models.small import quick_jit, random_like
 
 WIDTH, HEADS, HIDDEN, LENGTH = 12, 3, 20, 5
 
@@ -34,7 +34,9 @@ def test_layer_norm(x: np.ndarray) -> None:
 
 def test_layer_norm_of_a_constant_vector_is_its_bias() -> None:
     p = {"scale": np.full(4, 2.0, np.float32), "bias": np.arange(4, dtype=np.float32)}
-    np.testing.assert_array_equal(layers.layer_norm(p, np.full((1, 1, 4), 9, np.float32)), [[p["bias"]]])
+    np.testing.assert_array_equal(
+        layers.layer_norm(p, np.full((1, 1, 4), 9, np.float32)), [[p["bias"]]]
+    )
 
 
 def test_mlp_is_gelu_between_two_affine_maps(x: np.ndarray) -> None:
@@ -47,7 +49,7 @@ def test_mlp_is_gelu_between_two_affine_maps(x: np.ndarray) -> None:
 def test_attention(x: np.ndarray, causal: bool) -> None:
     p = block_weights()["attention"]
     wanted = [slow.attention(p, row, causal) for row in x]
-    found = jax.jit(layers.attention, static_argnums=2)(p, x, causal)
+    found = quick_jit(layers.attention, static_argnums=2)(p, x, causal)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -55,7 +57,7 @@ def test_attention(x: np.ndarray, causal: bool) -> None:
 def test_block(x: np.ndarray, causal: bool) -> None:
     p = block_weights()
     wanted = [slow.block(p, row, causal) for row in x]
-    found = jax.jit(layers.block, static_argnums=2)(p, x, causal)
+    found = quick_jit(layers.block, static_argnums=2)(p, x, causal)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -76,7 +78,7 @@ def test_attention_in_bfloat16_sums_its_shares_in_float32() -> None:
     p["out"][:, :, 0] = 1
     p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), p)
     x = jnp.ones((1, 300, WIDTH), jnp.bfloat16)
-    found = jax.jit(lambda p, x: layers.attention(p, x, causal=False))(p, x)
+    found = quick_jit(lambda p, x: layers.attention(p, x, causal=False))(p, x)
     np.testing.assert_allclose(np.float32(found[0, :, 0]), WIDTH, rtol=2**-7)
 
 
@@ -91,7 +93,7 @@ def test_initial_weights_have_the_declared_spread() -> None:
     def declare(rngs: nnx.Rngs) -> layers.Block:
         return layers.Block(rngs, 64, 4, 256, layers=8)
 
-    p = jax.jit(lambda key: initialise(declare, key))(jax.random.key(0))
+    p = quick_jit(lambda key: initialise(declare, key))(jax.random.key(0))
     inner, residual = 0.02, 0.02 / 4  # 2 x 8 residual outputs add up
     spreads = {
         ("attention", "qkv"): inner,
@@ -115,7 +117,7 @@ def test_stacked_layers_start_apart_and_do_not_depend_on_one_another() -> None:
     def declare(rngs: nnx.Rngs) -> layers.Mlp:
         return layers.Mlp(rngs, 4, 6, 4, 0.02)
 
-    make = jax.jit(lambda key: initialise(declare, key, layers=3))
+    make = quick_jit(lambda key: initialise(declare, key, layers=3))
     stacked = make(jax.random.key(3))
     assert {w.shape[0] for w in jax.tree.leaves(stacked)} == {3}
     up = np.asarray(stacked["up"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.models import slow
-from tests.models.small import random_batch, random_weights, small_model
+from tests.models.small import quick_jit, random_batch, random_weights, small_model
 
 MODEL = small_model()
 CONFIG = MODEL.config
@@ -18,9 +18,9 @@ WEIGHTS = random_weights(MODEL)
 BATCH = random_batch(MODEL, 3)
 
 # One compilation for all tests of this file.
-logits = jax.jit(MODEL.logits)
-loss_and_gradients = jax.jit(jax.value_and_grad(MODEL.loss))
-init = jax.jit(MODEL.init)
+logits = quick_jit(MODEL.logits)
+loss_and_gradients = quick_jit(jax.value_and_grad(MODEL.loss))
+init = quick_jit(MODEL.init)
 
 
 def test_scores_and_loss_equal_the_slow_model() -> None:
@@ -109,7 +109,7 @@ def test_the_llm_is_causal() -> None:
         summed = lambda t, w: MODEL.summed_loss(params["head"], x, t[None], w[None])  # noqa: E731
         return jax.vmap(summed)(targets, one)
 
-    reached = np.abs(jax.jit(jax.jacrev(losses))(x)[:, 0]).max(-1)  # [t, t']
+    reached = np.abs(quick_jit(jax.jacrev(losses))(x)[:, 0]).max(-1)  # [t, t']
     later = np.triu(np.ones_like(reached, bool), k=1)
     assert not reached[later].any()
     assert reached[~later].min() > 0
@@ -155,7 +155,7 @@ def test_bfloat16_computes_from_float32_masters() -> None:
     assert dtypes(half.hidden, params, BATCH) == {jnp.dtype("bfloat16")}
     assert dtypes(half.logits, params, BATCH) == {jnp.dtype("float32")}
     assert dtypes(jax.value_and_grad(half.loss), params, BATCH) == {jnp.dtype("float32")}
-    loss = float(jax.jit(half.loss)(params, BATCH))
+    loss = float(quick_jit(half.loss)(params, BATCH))
     exact = float(loss_and_gradients(params, BATCH, True)[0])
     assert 0 < abs(loss - exact) < 0.01 * exact
 

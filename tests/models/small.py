@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,9 @@ import numpy as np
 
 from optimus_jax.config import EncoderConfig, LlmConfig, ModelConfig
 from optimus_jax.models.mllm import Mllm
+
+# Without optimisation, which takes longer than it saves here.
+quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def small_model(dtype: str = "float32") -> Mllm:
@@ -33,8 +37,7 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
     leaves, structure = jax.tree.flatten(shapes)
     rng = np.random.default_rng(seed)
     drawn = [
-        (0.3 * rng.normal(size=leaf.shape) + (leaf.ndim == 1)).astype(np.float32)
-        for leaf in leaves
+        (0.3 * rng.normal(size=leaf.shape) + (leaf.ndim == 1)).astype(np.float32) for leaf in leaves
     ]
     return jax.tree.unflatten(structure, drawn)
 

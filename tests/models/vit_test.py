@@ -10,7 +10,7 @@ import pytest
 from optimus_jax.models import vit
 from optimus_jax.models.weights import initialise
 from tests.models import slow
-from tests.models.small import random_batch, random_weights, small_model
+from tests.models.small import quick_jit, random_batch, random_weights, small_model
 
 MODEL = small_model()
 CONFIG = MODEL.config
@@ -69,7 +69,7 @@ def test_every_patch_looks_at_every_other() -> None:
     layer = jax.tree.map(lambda w: w[0], random_weights(MODEL)["encoder"]["layers"])
     x = np.random.default_rng(2).normal(size=(1, 6, 12)).astype(np.float32)
     sums = lambda x: MODEL.encoder_layer(layer, x).sum(-1)[0]  # noqa: E731
-    jacobian = jax.jit(jax.jacrev(sums))(x)[:, 0]
+    jacobian = quick_jit(jax.jacrev(sums))(x)[:, 0]
     reached = np.abs(jacobian).max(-1)  # [output position, input position]
     assert reached.shape == (6, 6)
     assert reached.min() > 1e-4
@@ -77,7 +77,7 @@ def test_every_patch_looks_at_every_other() -> None:
 
 def test_initial_patch_vectors_keep_the_spread_of_their_pixels() -> None:
     make = lambda key: initialise(lambda rngs: vit.PatchEmbedding(rngs, CONFIG), key)  # noqa: E731
-    p = jax.tree.map(np.asarray, jax.jit(make)(jax.random.key(0)))
+    p = jax.tree.map(np.asarray, quick_jit(make)(jax.random.key(0)))
     assert {name: leaf.shape for name, leaf in p.items()} == {
         "kernel": (18, 12),
         "bias": (12,),

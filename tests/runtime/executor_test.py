@@ -23,7 +23,9 @@ from optimus_jax.verify import GRADIENT_BOUND, INJECTIONS, LOSS_BOUND, Shape, al
 from tests.schedule.random_schedules import random_schedule
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 2, 2, 2), Shape(4, 1, 1, 3), Shape(1, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(2, 2, 2, 2), Shape(4, 1, 1, 3), Shape(1, 2, 1, 3)], ids=str
+)
 def test_loss_and_gradients_equal_the_sequential_model(shape: Shape) -> None:
     cases = [(case.order, case.method) for case in cases_of(shape)]
     errors = compare(shape.pp, shape.dp, shape.chunks, shape.microbatches, cases)
@@ -46,7 +48,7 @@ def test_the_grid_of_verify_is_large_enough() -> None:
 @pytest.fixture(scope="module")
 def many() -> tuple[Bench, list, list]:
     """One plan, pp 2 M 4: every method on both orders, and 20 random schedules."""
-    pipe = Pipeline(2, 4, llm_layers=(2, 1), encoder_layers=3)
+    pipe = Pipeline(2, 4, llm_layers=(2, 1), encoder_layers=4)
     durations = Durations.uniform(pipe, encoder=0.7)
     schedules = [schedule(m, o, pipe, durations) for o in ("1f1b", "gpipe") for m in METHODS]
     schedules += [random_schedule(pipe, random.Random(seed)) for seed in range(20)]
@@ -93,7 +95,7 @@ def test_the_search_for_copies_finds_those_of_a_conditional() -> None:
 
 
 def test_bfloat16_is_near_float32() -> None:
-    pipe = Pipeline(2, 2, llm_layers=(1, 1), encoder_layers=3)
+    pipe = Pipeline(2, 2, llm_layers=(1, 1), encoder_layers=4)
     durations = Durations.uniform(pipe, encoder=0.7)
     program = lower(schedule("filled", "1f1b", pipe, durations), durations)
     bench = Bench(pipe, dp=1, dtype="bfloat16")

@@ -33,7 +33,7 @@ CONFIG = TrainConfig(
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Bench, Trainer, list, list]:
-    pipe = Pipeline(2, 3, llm_layers=(2, 1), encoder_layers=3)
+    pipe = Pipeline(2, 3, llm_layers=(2, 1), encoder_layers=4)
     durations = Durations.uniform(pipe, encoder=0.7)
     program = lower(schedule("filled", "1f1b", pipe, durations), durations)
     bench = Bench(pipe, dp=2)

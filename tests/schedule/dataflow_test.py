@@ -39,8 +39,8 @@ def _short(value: Value) -> str:
     """`feature 0.1` is of microbatch 0 and unit 1."""
     if value.is_feature or value.is_hidden:
         layer = f" layer {value.layer}" if value.is_hidden else ""
-        return f"{value.content} {value.microbatch}.{value.index}{layer}"
-    return f"{value.content} {value.microbatch} stage {value.index}"
+        return f"{value.content} {value.microbatch}.{value.place}{layer}"
+    return f"{value.content} {value.microbatch} stage {value.place}"
 
 
 @pytest.mark.parametrize(("case", "flow"), FLOWS.items(), ids=str)

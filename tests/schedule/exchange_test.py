@@ -11,7 +11,7 @@ from optimus_jax.schedule.exchange import Placement, place_exchanges
 from optimus_jax.schedule.methods import METHODS, schedule
 from optimus_jax.schedule.pipeline import ORDERS
 from optimus_jax.schedule.simulate import Durations, Exchange, event_driven
-from optimus_jax.schedule.task import Pipeline, Schedule, Task
+from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError, Task
 from tests.schedule.planned import planned
 from tests.schedule.random_schedules import random_schedule
 
@@ -119,16 +119,9 @@ def test_transfers_that_take_time_are_placed_too(sizes: tuple[int, int, int]) ->
     assert 1 <= end / event_driven(found, durations).end <= 1.05
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [0, pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="empty waits tie")), 2],
-)
-def test_a_stage_may_take_no_time(stage: int) -> None:
-    pipe = Pipeline(3, 2)
-    passes = [tuple(x * (s != stage) for s in range(3)) for x in (1.0, 2.0)]
-    durations = Durations(*passes, (1 / 3,), (2 / 3,))
-    found = schedule("phased", "1f1b", pipe, durations)
-    place_exchanges(found, durations).timing(durations)
+def test_a_stage_that_takes_no_time_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="durations of forward must be positive"):
+        Durations((1.0, 0.0), (2.0, 1.0), (0.5,), (1.0,))
 
 
 def test_values_that_stay_need_no_exchange() -> None:

@@ -117,12 +117,8 @@ def test_orders_that_do_not_exist_are_refused(method: str) -> None:
 @pytest.mark.parametrize(
     "units",
     [
-        pytest.param(
-            1, marks=pytest.mark.xfail(strict=True, reason="no units of a device: all of them")
-        ),
-        pytest.param(
-            2, marks=pytest.mark.xfail(strict=True, reason="no units of a device: all of them")
-        ),
+        1,
+        2,
         3,
         5,
     ],

@@ -152,14 +152,12 @@ def _encoder_program() -> tuple[Program, Schedule]:
 
 
 @pytest.mark.parametrize("count", [0, 3, 99])
-@pytest.mark.xfail(strict=True, reason="none and too many units both read back as all of them")
 def test_a_count_of_no_or_too_many_units_is_refused(count: int) -> None:
     program, schedule = _encoder_program()
     with pytest.raises(ScheduleError, match="tick 0 device 0"):
         validate(changed(program, 0, 0, program.columns.at["count"], count), schedule)
 
 
-@pytest.mark.xfail(strict=True, reason="a negative count cuts from the end")
 def test_a_negative_count_is_refused() -> None:
     pipe = Pipeline(2, 1)
     schedule = Schedule.parse("0: EF0.0 F0 B0 EB0.0\n1: EF0.1 F0 B0 EB0.1", pipe)
@@ -169,7 +167,6 @@ def test_a_negative_count_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [-1, 5])
-@pytest.mark.xfail(strict=True, raises=StopIteration, reason="not looked up safely")
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     program, schedule = _encoder_program()
     with pytest.raises(ScheduleError, match="tick 0 device 0"):
@@ -177,7 +174,6 @@ def test_an_unknown_kind_is_refused(kind: int) -> None:
 
 
 @pytest.mark.parametrize("tick_of", ["F0", "B0"])
-@pytest.mark.xfail(strict=True, reason="text-only rows of the first stage are not looked at")
 def test_features_of_a_microbatch_without_images_are_refused(tick_of: str) -> None:
     """The first stage reads and writes every slot that is named there."""
     pipe = Pipeline(2, 2)
@@ -185,6 +181,5 @@ def test_features_of_a_microbatch_without_images_are_refused(tick_of: str) -> No
     program = lower(schedule, Durations.uniform(pipe), bucket=1)
     tick = next(t for t in range(program.ticks) if str(program.task(t, 0)) == tick_of)
     damaged = changed(program, tick, 0, program.columns.at["feature"].start, 0)
-    assert arithmetic.run(damaged) != arithmetic.sequential(pipe, schedule.encoded)
-    with pytest.raises(ScheduleError, match=f"tick {tick} device 0"):
+    with pytest.raises(ScheduleError, match=f"tick {tick} device 0: {tick_of} has feature"):
         validate(damaged, schedule)

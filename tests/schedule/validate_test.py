@@ -217,15 +217,15 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "wrong first": (
         lambda t: t.put(4, 1, "first", 1),
-        "tick 4 device 1: F0 has (layers, first, last) (1, 1, 1), wanted (1, False, True)",
+        "tick 4 device 1: F0 has first 1, wanted 0",
     ),
     "wrong last": (
         lambda t: t.put(5, 1, "last", 0),
-        "tick 5 device 1: B0 has (layers, first, last) (1, 0, 0), wanted (1, False, True)",
+        "tick 5 device 1: B0 has last 0, wanted 1",
     ),
     "wrong count of LLM layers": (
         lambda t: t.put(3, 0, "layers", 2),
-        "tick 3 device 0: F0 has (layers, first, last) (2, 1, 0), wanted (1, True, False)",
+        "tick 3 device 0: F0 has layers 2, wanted 1",
     ),
     "no exchange": (
         lambda t: t.pattern.__setitem__(3, 0),
@@ -283,7 +283,9 @@ def test_programs_of_another_pipeline_are_refused() -> None:
         ("0: EF0 F0 B0\n1: F0 B0", "EB0.0 runs layer 0 0 times, wanted 1"),
         ("0: F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 0 0 times, wanted 1"),
         ("0: EF0.1 F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 0 0 times, wanted 1"),
-        ("0: EF0 F0 B0 EB0\n1: EF0.1 F0 B0", "EF0.1 runs layer 0 2 times, wanted 1"),
+        ("0: EF0 EF0.1 F0 B0 EB0\n1: F0 B0", "EF0.1 runs layer 0 2 times, wanted 1"),
+        ("0: EF0 F0 B0 EB0\n1: EF0.1 F0 B0", "EF0.1 stands on device 1, but unit 1 of .*"),
+        ("0: EF0 EF0.7 F0 B0 EB0\n1: F0 B0", "EF0.7 on device 0: there are 2 units and 2 layers"),
         ("0: EF0[0:1) F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 1 0 times, wanted 1"),
         ("0: EF0 F0 B0 EB0 EB0[1:2)\n1: F0 B0", "EB0.0 runs layer 1 2 times, wanted 1"),
     ],

@@ -1,0 +1,75 @@
+"""Greedy decoding against a plain loop, and the score of its readings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optimus_jax.data import tokens
+from optimus_jax.decode import Decoder, digit_accuracy
+from tests.models.small import quick_jit, random_batch, random_weights, small_model
+
+MODEL = small_model()
+CONFIG = MODEL.config
+CAPTION = {tokens.EOS, *range(tokens.FIRST_CHARACTER, tokens.SIZE)}
+
+
+def telling_case() -> tuple[dict, np.ndarray]:
+    """Weights and pictures, from black to white, that make the readings differ."""
+    weights, images = random_weights(MODEL, seed=2), random_batch(MODEL, 6)["image"]
+    weights["projector"]["mlp"]["down"] *= 4
+    weights["encoder"]["embed"]["position"] *= 0.3
+    weights["llm"]["embed"]["position"] *= 2
+    levels = 38 * np.arange(6, dtype=np.uint8)
+    return weights, images // 4 + levels[:, None, None, None]
+
+
+def greedy(weights: dict, images: np.ndarray) -> tuple[list[list[int]], int]:
+    """The ids that follow each picture, one position and one row at a time, and how often the
+    likeliest token could not stand in a caption."""
+    logits, refused = quick_jit(MODEL.logits), 0
+    ids = np.full((len(images), CONFIG.sequence), tokens.PAD, np.int32)
+    ids[:, : CONFIG.image_tokens] = tokens.IMAGE
+    ids[:, CONFIG.image_tokens] = tokens.BOS
+    for position in range(CONFIG.image_tokens, CONFIG.sequence - 1):
+        scores = np.asarray(logits(weights, {"image": images, "tokens": ids}))
+        for row in range(len(images)):
+            ranked = np.argsort(-scores[row, position])
+            refused += int(ranked[0]) not in CAPTION
+            ids[row, position + 1] = next(t for t in ranked if int(t) in CAPTION)
+    return ids[:, CONFIG.image_tokens + 1 :].tolist(), refused
+
+
+def test_captions_are_those_of_a_plain_greedy_loop() -> None:
+    weights, images = telling_case()
+    ids, refused = greedy(weights, images)
+    captions = Decoder(MODEL, weights).captions(images)
+    assert captions == [tokens.decode(row) for row in ids]
+    # mistakes would show: readings differ, some end early, some likeliest tokens are refused
+    assert len(set(captions)) > 1
+    assert any(tokens.EOS in row[:-1] for row in ids)
+    assert refused > 0
+
+
+@pytest.mark.parametrize(
+    ("readings", "captions", "share"),
+    [
+        (["3 1 4"], ["3 1 4"], 1),
+        (["3 1 5"], ["3 1 4"], 2 / 3),
+        ([""], ["3 1 4"], 0),
+        (["1 4"], ["3 1 4"], 0),  # one too few, so none is at its place
+        (["3"], ["3 1 4"], 1 / 3),
+        (["3 1 4 1"], ["3 1 4"], 1),  # a digit too many costs nothing
+        (["314"], ["3 1 4"], 0),  # one word
+        (["  3  1 "], ["3 1"], 1),
+        (["1", "2 2 2"], ["1", "2 9 9"], 2 / 4),  # of all digits, not of captions
+        (["2 2 2", "1"], ["1", "2 2 2"], 0),
+    ],
+)
+def test_digit_accuracy(readings: list[str], captions: list[str], share: float) -> None:
+    assert digit_accuracy(readings, captions) == pytest.approx(share)
+
+
+def test_a_reading_for_each_caption() -> None:
+    with pytest.raises(ValueError, match="longer"):
+        digit_accuracy(["1"], ["1", "2"])
