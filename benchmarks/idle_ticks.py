@@ -2,9 +2,9 @@
 
     python benchmarks/idle_ticks.py
 
-Compiles the executor twice, with the carry of a step near 1 MB and near 100 MB, runs Programs of 100
-and of 1,100 idle ticks by turns, and prints the difference: 1,000 idle ticks. Medians and quartiles
-of the rounds, and the ratio of the medians.
+Compiles the executor twice, with the carry of a step near 1 MB and near 100 MB, runs Programs of
+100 and of 1,100 idle ticks by turns, and prints the difference: 1,000 idle ticks. Medians and
+quartiles of the rounds, and the ratio of the medians.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run's configuration: frozen dataclasses made once from a ConfigDict, all checks in one place."""
+"""The run's configuration: frozen dataclasses, made once from a ConfigDict and checked."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def evaluate(config: Config, workdir: pathlib.Path) -> dict[str, float]:
     images = batches.rows(0, range(config.evaluate_examples))["image"]
     readings = decoder.captions(images)
     save_samples(workdir, images, captions, readings)
-    # the model gets another example's picture: a shift by one pairs no picture with its caption
+    # a shift by one pairs no picture with its own caption
     shuffled = readings[-1:] + readings[:-1]
     return {
         "digit_accuracy": digit_accuracy(readings, captions),

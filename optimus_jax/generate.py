@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def load_image(path: pathlib.Path, model: ModelConfig) -> tuple[np.ndarray, list[str]]:
-    """A picture file as the model takes it, uint8 [H, W, 1], light on dark, and what was done to it.
+    """A picture file as the model takes it, uint8 [H, W, 1] light on dark, and how it was changed.
 
     Raises UserError if the file cannot be read as a picture.
     """

@@ -10,8 +10,8 @@ from optimus_jax import command
 
 
 class MetricLog:
-    """Writes from the first process only. On a resume at `step`, lines of later steps, which will be
-    made again, are dropped from the file; everything before them stays."""
+    """Writes from the first process only. On a resume at `step`, lines of later steps, which will
+    be made again, are dropped from the file; everything before them stays."""
 
     def __init__(self, workdir: pathlib.Path, step: int):
         self.writer = None

@@ -11,7 +11,7 @@ from jax import lax
 
 from optimus_jax.config import TrainConfig
 from optimus_jax.models.weights import Params
-from optimus_jax.parallel.mesh import PIPE
+from optimus_jax.parallel.sharding import cut_axes
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
@@ -38,19 +38,18 @@ def _decays(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def global_norm(grads: Params) -> jax.Array:
-    """The norm of all gradients, each weight counted once: the LLM's layers are cut over the
-    stages and their squares summed over them, everything else is whole on each device.
+def global_norm(grads: Params, specs: Params) -> jax.Array:
+    """The norm of all gradients, each weight counted once: squares of shards are summed over the
+    axes of the grid that `specs` cut the weight over; along others every device has the same.
 
     `grads` are one device's reduced shards; runs inside shard_map.
     """
-
-    def squares(tree: Params) -> jax.Array:
-        return sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(tree)), jnp.zeros(()))
-
-    cut = grads["llm"]["layers"]
-    whole = {**grads, "llm": {k: v for k, v in grads["llm"].items() if k != "layers"}}
-    return jnp.sqrt(lax.psum(squares(cut), PIPE) + squares(whole))
+    by_axes: dict[tuple[str, ...], jax.Array] = {}
+    for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
+        axes = cut_axes(spec)
+        by_axes[axes] = by_axes.get(axes, jnp.zeros(())) + jnp.sum(jnp.square(grad))
+    totals = [lax.psum(x, axes) if axes else x for axes, x in by_axes.items()]
+    return jnp.sqrt(sum(totals, jnp.zeros(())))
 
 
 def clip(grads: Params, norm: jax.Array, limit: float) -> Params:

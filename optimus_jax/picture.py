@@ -58,10 +58,11 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
     axes.set_ylim(devices - 0.5, -0.5)
     axes.set_xlim(0, 1e3 * plan.program_s)
     axes.set_xlabel("milliseconds, predicted (grey: idle)")
-    share = plan.bubbles.share_filled
+    b = plan.bubbles
     axes.set_title(
-        f"{config.parallel.method}: {devices} stages, {config.parallel.microbatches} microbatches,"
-        f" {share:.0%} of the LLM's idle time filled"
+        f"{config.parallel.method}: {devices} stages, {config.parallel.microbatches} microbatches;"
+        f" {b.share_filled:.0%} of the LLM's idle time filled,"
+        f" the step spared {b.time_share:.0%} of the encoder's time"
     )
     handles = [Patch(facecolor=c, hatch=h, label=name) for c, name, h in STYLES.values()]
     axes.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))

@@ -210,8 +210,9 @@ def count() -> int:
 def initialize(timeout_seconds: int = 300) -> None:
     """Join the cluster that the JAX_* variables describe; one process alone needs none of them.
 
-    Every entry point calls this before anything uses a device. Where the launcher chose a number
-    of devices per process, it takes effect here. Raises RuntimeError naming the variables.
+    Commands that may run in several processes call this before anything uses a device. Where the
+    launcher chose a number of devices per process, it takes effect here. Raises RuntimeError
+    naming the variables.
     """
     for name in (DEVICES, COUNT, RANK):
         if not (os.environ.get(name) or "0").isdecimal():

@@ -36,7 +36,7 @@ def predicted(config: Config, plan: Plan) -> dict[str, Any]:
         "event_driven_s": plan.event_driven_s,
         "text_only_step_s": b.alone_step + plan.durations.epilogue,
         "epilogue_s": plan.durations.epilogue,
-        "ticks": plan.program.ticks,
+        "ticks": plan.program.used_ticks,
         "slots": dataclasses.asdict(plan.program.slots),
         "bubbles": {name: dataclasses.asdict(bubble) for name, bubble in b.causes.items()},
         "share_filled": b.share_filled,
@@ -88,7 +88,7 @@ def text(values: dict[str, Any]) -> str:
     from rich.table import Table
 
     table = Table(
-        "idle time, all devices",
+        "idle time, one pipeline",
         *(f"{name}, ms" for name in ("LLM alone", "encoder there", "filled", "left idle")),
         box=box.SIMPLE_HEAD,
     )
@@ -108,9 +108,9 @@ def text(values: dict[str, Any]) -> str:
         "",
         console.export_text().rstrip(),
         "",
-        f"share of the LLM's idle time filled    {values['share_filled']:6.1%}",
-        f"encoder work inside that idle time     {values['inside_share']:6.1%}",
         f"encoder time that the step is spared   {values['time_share']:6.1%}",
+        f"encoder work inside the LLM's idle time{values['inside_share']:6.1%}",
+        f"share of the LLM's idle time filled    {values['share_filled']:6.1%}",
         "",
         f"predicted step   {1e3 * values['predicted_step_s']:8.2f} ms"
         f"   (LLM alone {1e3 * values['text_only_step_s']:.2f} ms)",
@@ -119,7 +119,8 @@ def text(values: dict[str, Any]) -> str:
         low, high = values.get("measured_quartiles_s") or (values["measured_step_s"],) * 2
         lines.append(
             f"measured step    {1e3 * values['measured_step_s']:8.2f} ms"
-            f"   (quartiles {1e3 * low:.2f} to {1e3 * high:.2f} ms of {values['steps_timed']} steps)"
+            f"   (quartiles {1e3 * low:.2f} to {1e3 * high:.2f} ms,"
+            f" {values['steps_timed']} steps)"
         )
     if "digit_accuracy" in values:
         lines += [

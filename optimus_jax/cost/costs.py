@@ -1,8 +1,9 @@
-"""Costs: seconds of each kind of work, by layer, and bytes of each payload."""
+"""Costs: seconds of each kind of work, by layer, and of a transfer."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -26,8 +27,8 @@ class Costs:
 
     `source` says where the numbers come from: 'analytic' ones are estimates from operation counts
     and a table of chips, not measurements. `head` is forward with its backward, both run by the
-    last stage's F. `exchange` is one transfer between two devices, `epilogue` the gradient
-    reduction and the optimiser at the end of a step.
+    last stage's F. `exchange` is one transfer of an LLM payload between two devices (features
+    are charged the same), `epilogue` the gradient reduction and the optimiser at the end of a step.
     """
 
     source: str
@@ -76,7 +77,7 @@ class Costs:
 
 
 def analytic(config: Config) -> Costs:
-    """Costs from operation counts, recomputation of each layer in its backward included (B = 3F)."""
+    """Costs from operation counts; a backward computes its layer's forward again (B = 3F)."""
     model, parallel = config.model, config.parallel
     chip, dtype = HARDWARE[config.hardware], config.model.dtype
     rows, unit_rows = config.microbatch_rows, config.microbatch_rows // parallel.pp
@@ -91,7 +92,7 @@ def analytic(config: Config) -> Costs:
         return Pass(seconds(flops), seconds(3 * flops))
 
     def dense(positions: int, *widths: int) -> Pass:
-        flops = sum(2 * positions * a * b for a, b in zip(widths, widths[1:], strict=False))
+        flops = sum(2 * positions * a * b for a, b in itertools.pairwise(widths))
         return Pass(seconds(flops), seconds(3 * flops))
 
     head = dense(text, llm.width, model.vocabulary)
@@ -117,7 +118,8 @@ def layer_flops(width: int, hidden: int, length: int) -> float:
 
 
 def _epilogue(config: Config, chip: Chip) -> float:
-    """All-reduce of the largest device's gradients in float32 and a pass of AdamW over them."""
+    """All-reduce of the layers' gradients in float32 and a pass of AdamW over them, on the device
+    with most LLM layers; embedding, head and projector are left out."""
     llm, encoder, parallel = config.model.llm, config.model.encoder, config.parallel
 
     def weights(part: EncoderConfig | LlmConfig, layers: int) -> int:

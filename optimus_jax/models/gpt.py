@@ -14,15 +14,16 @@ from optimus_jax.models.weights import Params, weight
 class Embedding(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, config: ModelConfig):
         width = config.llm.width
-        self.token = weight(rngs, (config.vocabulary, width), ("vocabulary", "width"), 0.02)
-        self.position = weight(rngs, (config.sequence, width), (None, "width"), 0.02)
+        self.token = weight(rngs, (config.vocabulary, width), ("vocabulary", "width"), 0.5)
+        self.position = weight(rngs, (config.sequence, width), (None, "width"), 0.5)
 
 
 class Head(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, config: ModelConfig):
         self.norm = LayerNorm(config.llm.width)
-        shape = config.llm.width, config.vocabulary
-        self.kernel = weight(rngs, shape, ("width", "vocabulary"), 0.02)
+        width = config.llm.width
+        shape = width, config.vocabulary
+        self.kernel = weight(rngs, shape, ("width", "vocabulary"), width**-0.5)
 
 
 def embed(p: Params, tokens_BT: jax.Array, features_BPD: jax.Array, image_token: int) -> jax.Array:

@@ -21,31 +21,32 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs, width: int, heads: int, out_scale: float):
-        head = width // heads
-        self.qkv = weight(rngs, (width, 3, heads, head), ("width", None, "heads", None), 0.02)
+    def __init__(self, rngs: nnx.Rngs, width: int, heads: int, gain: float):
+        head, scale = width // heads, width**-0.5
+        self.qkv = weight(rngs, (width, 3, heads, head), ("width", None, "heads", None), scale)
         self.qkv_bias = constant((3, heads, head), (None, "heads", None), 0.0)
-        self.out = weight(rngs, (heads, head, width), ("heads", None, "width"), out_scale)
+        self.out = weight(rngs, (heads, head, width), ("heads", None, "width"), gain * scale)
         self.out_bias = constant((width,), ("width",), 0.0)
 
 
 class Mlp(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs, width: int, hidden: int, out: int, out_scale: float):
-        self.up = weight(rngs, (width, hidden), ("width", "hidden"), 0.02)
+    def __init__(self, rngs: nnx.Rngs, width: int, hidden: int, out: int, gain: float):
+        self.up = weight(rngs, (width, hidden), ("width", "hidden"), width**-0.5)
         self.up_bias = constant((hidden,), ("hidden",), 0.0)
-        self.down = weight(rngs, (hidden, out), ("hidden", "width"), out_scale)
+        self.down = weight(rngs, (hidden, out), ("hidden", "width"), gain * hidden**-0.5)
         self.down_bias = constant((out,), ("width",), 0.0)
 
 
 class Block(nnx.Module):
-    """A pre-norm transformer layer. Residual outputs start smaller in deep stacks (GPT-2)."""
+    """A pre-norm transformer layer. Weights start with the inverse root of their inputs, times a
+    gain for what is added to the residual, which is smaller in deep stacks (GPT-2)."""
 
     def __init__(self, rngs: nnx.Rngs, width: int, heads: int, hidden: int, layers: int):
-        out_scale = 0.02 / (2 * layers) ** 0.5
+        gain = (2 * layers) ** -0.5
         self.attention_norm = LayerNorm(width)
-        self.attention = Attention(rngs, width, heads, out_scale)
+        self.attention = Attention(rngs, width, heads, gain)
         self.mlp_norm = LayerNorm(width)
-        self.mlp = Mlp(rngs, width, hidden, width, out_scale)
+        self.mlp = Mlp(rngs, width, hidden, width, gain)
 
 
 def layer_norm(p: Params, x_BTD: jax.Array) -> jax.Array:

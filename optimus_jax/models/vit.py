@@ -16,7 +16,7 @@ class PatchEmbedding(nnx.Module):
         width, inputs = config.encoder.width, config.encoder.patch**2 * config.image_channels
         self.kernel = weight(rngs, (inputs, width), (None, "width"), inputs**-0.5)
         self.bias = constant((width,), ("width",), 0.0)
-        self.position = weight(rngs, (config.image_tokens, width), (None, "width"), 0.02)
+        self.position = weight(rngs, (config.image_tokens, width), (None, "width"), 0.5)
 
 
 class Projector(nnx.Module):
@@ -25,7 +25,7 @@ class Projector(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, config: ModelConfig):
         self.norm = LayerNorm(config.encoder.width)
         hidden, out = config.projector_hidden, config.llm.width
-        self.mlp = Mlp(rngs, config.encoder.width, hidden, out, 0.02)
+        self.mlp = Mlp(rngs, config.encoder.width, hidden, out, 1.0)
 
 
 def embed_patches(p: Params, image_BHWC: jax.Array, patch: int) -> jax.Array:

@@ -1,9 +1,9 @@
 """One device order, two meshes: the LLM's, the encoder's, and their common refinement.
 
-Devices form one grid with axes (dp, po, pi, to, ti). The LLM sees dp, pp = po x pi, tp = to x ti; the
-encoder sees pp = pi, tp = ti and the rest as data parallelism: dp x po x to. So encoder sizes divide
-the LLM's by construction and each device holds a shard of both. All meshes list the same devices in
-the same order, so an array can pass from one to another without moving.
+Devices form one grid with axes (dp, po, pi, to, ti). The LLM sees dp, pp = po x pi, tp = to x ti;
+the encoder sees pp = pi, tp = ti and the rest as data parallelism: dp x po x to. So encoder sizes
+divide the LLM's by construction and each device holds a shard of both. All meshes list the same
+devices in the same order, so an array can pass from one to another without moving.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ def main() -> int:
     p, pipe = config.parallel, config.pipeline
     values = {**report.predicted(config, plan), "timeline": report.text_grid(plan.lanes)}
     command.say(
-        f"{p.dp * p.pp} devices: dp {p.dp} x pp {p.pp}, {p.chunks} chunk(s) on each device with"
+        f"{p.dp * p.pp} devices: dp {p.dp} x pp {p.pp}, virtual stages of"
         f" {', '.join(map(str, pipe.llm_layers))} LLM layers; a whole encoder on each device"
     )
     command.say(
         f"{p.microbatches} microbatches of {config.microbatch_rows} rows, cut into {pipe.units}"
-        f" encoder units; {plan.program.ticks} ticks; {plan.program.slots}"
+        f" encoder units; {plan.program.used_ticks} ticks; {plan.program.slots}"
     )
     command.say("")
     command.say(report.text(values))

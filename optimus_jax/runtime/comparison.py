@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -190,7 +191,7 @@ def _swapped_slots(program: Program) -> Program:
             for t in range(program.ticks)
             if (task := program.task(t, device)) is not None and task.kind == "B"
         ]
-        for a, b in zip(ticks, ticks[1:], strict=False):
+        for a, b in itertools.pairwise(ticks):
             if table[a, device, column] != table[b, device, column]:
                 slots = table[[b, a], device, column]
                 table[[a, b], device, column] = slots

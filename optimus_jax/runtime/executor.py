@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as Spec
 from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel import sharding
-from optimus_jax.parallel.mesh import ENCODER_DATA, GRID_AXES, PIPE, Meshes
+from optimus_jax.parallel.mesh import GRID_AXES, PIPE, Meshes
 from optimus_jax.parallel.stages import stage_axes
 from optimus_jax.runtime import buffers
 from optimus_jax.runtime.tasks import Carry, Row, Tasks
@@ -116,6 +116,7 @@ class Executor:
     def _tick(self, tasks: Tasks, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
         columns = Columns(self.pipe.units)
         named = Row({name: row[where] for name, where in columns.at.items()})
+        # readers of a buffer before its writers: F and EB read features, B and EF write them
         for kind, task in (
             (Kind.F, tasks.forward),
             (Kind.EB, tasks.encoder_backward),
@@ -148,14 +149,17 @@ class Executor:
 
         def llm(c: Carry) -> Carry:
             value = move(False, buffers.get(c.wire, row.send))
-            return c._replace(wire=arrive(c.wire, value, row.receive)).after(value)
+            c = c._replace(wire=arrive(c.wire, value, row.receive))
+            return c.after(jnp.where(row.receive < 0, 0, value))  # nothing came, or trash
 
         def feature(c: Carry) -> Carry:
             sent = [buffers.get(c.feature, slot) for slot in row.feature_send]
             values, buffer = move(True, jnp.stack(sent)), c.feature
             for k, slot in enumerate(row.feature_receive):
                 buffer = arrive(buffer, values[k], slot)
-            return c._replace(feature=buffer).after(values)
+            return c._replace(feature=buffer).after(
+                jnp.where(row.feature_receive[0] < 0, 0, values[0])
+            )
 
         if count > 1:
             c = buffers.when((pattern > 0) & (pattern < count), llm, c)
@@ -164,22 +168,12 @@ class Executor:
         return c
 
     def _reduce(self, c: Carry) -> tuple[jax.Array, Params]:
-        """Sums over replicas, and over stages what every stage holds a copy of."""
-        loss, grads = lax.psum(c.loss, ("dp", *PIPE)), dict(c.grads)
+        """Loss and gradients of the whole batch, with the dimension of stages again."""
+        loss, grads = lax.psum(c.loss, ("dp", *PIPE)), c.grads
         if self.reduce:
-            llm = dict(grads["llm"])
-            llm["layers"] = lax.psum(llm["layers"], "dp")
-            for end in ("embed", "head"):
-                llm[end] = lax.psum(llm[end], ("dp", *PIPE))
-            grads["llm"] = llm
-            encoder = dict(grads["encoder"])
-            encoder["layers"] = lax.psum(encoder["layers"], ENCODER_DATA)
-            encoder["embed"] = lax.psum(encoder["embed"], (*ENCODER_DATA, "pi"))
-            grads["encoder"] = encoder
-            grads["projector"] = lax.psum(grads["projector"], (*ENCODER_DATA, "pi"))
-        llm = dict(grads["llm"])
-        llm["layers"] = jax.tree.map(lambda g: g[:, None], llm["layers"])
-        return loss, {**grads, "llm": llm}
+            grads = sharding.reduce_gradients(grads)
+        layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
+        return loss, {**grads, "llm": {**grads["llm"], "layers": layers}}
 
     def gradient_step(self, compiler_options: dict[str, Any] | None = None) -> Any:
         """jit of (params, batch, table, pattern) -> (loss, gradients, NaN count of each device)."""

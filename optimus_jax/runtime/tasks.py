@@ -24,10 +24,10 @@ class Carry(NamedTuple):
 
     `wire` [slots, rows, T, D] and `feature` [slots, unit rows, P, D] hold values on their way;
     `saved` [slots, layers + 1, rows, T, D] and `encoder` [slots, layers + 1, unit rows, P, width]
-    the inputs of layers, the last entry an output. `grads` are float32 sums. `nans` counts tasks and
-    exchanges with NaN in the first element of their result. Every loop of a tick derives it from
-    what it computed, so none can be moved past another: only then does XLA update a buffer in place
-    that an earlier loop reads (a plain counter will not do, XLA computes it outside the loops).
+    the inputs of layers, the last entry an output. `grads` are float32 sums. `nans` counts tasks
+    and exchanges with NaN in the first element of their result. Every loop of a tick derives it
+    from what it computed, so none can be moved past another: only then does XLA update a buffer in
+    place that an earlier loop reads (a plain counter will not do, XLA takes it out of the loops).
     """
 
     wire: jax.Array

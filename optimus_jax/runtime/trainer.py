@@ -116,7 +116,7 @@ class Trainer:
         self, state: TrainState, batch: Any, table: jax.Array, pattern: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         loss, grads, nans = self.executor.gradients(state.params, batch, table, pattern)
-        norm = global_norm(grads)
+        norm = global_norm(grads, self.executor.param_specs)
         updates, optimizer = self.tx.update(
             clip(grads, norm, self.config.clip), state.optimizer, state.params
         )

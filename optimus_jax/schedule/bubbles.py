@@ -14,9 +14,9 @@ CAUSES = ("pp_warmup", "pp_other", "pp_cooldown")
 
 @dataclasses.dataclass(frozen=True)
 class Bubble:
-    """Seconds of one cause, summed over devices. `alone`: idle when the LLM runs alone. `encoder`:
-    encoder work that lies there. `filled`: the part of it that took idle time of the LLM alone,
-    the rest lengthens the step. `left`: idle time that remains."""
+    """Seconds of one cause, summed over the devices of one pipeline. `alone`: idle when the LLM
+    runs alone. `encoder`: encoder work that lies there. `filled`: the part of it that took idle
+    time of the LLM alone, the rest lengthens the step. `left`: idle time that remains."""
 
     alone: float
     encoder: float

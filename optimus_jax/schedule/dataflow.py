@@ -1,4 +1,4 @@
-"""Which values each task reads and writes. Every value has one producer and at most one consumer."""
+"""Which values tasks read and write. A value has one producer and at most one consumer."""
 
 from __future__ import annotations
 

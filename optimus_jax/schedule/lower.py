@@ -78,7 +78,7 @@ def _fits(tick: Tick, exchange: Exchange, patterns: tuple[Pattern, ...]) -> bool
 
 
 def _pattern(tick: Tick, pipe: Pipeline) -> int:
-    """Index of the smallest pattern with all links of the tick. Raises ScheduleError if none has."""
+    """Index of the smallest pattern with all links of the tick; ScheduleError if none has."""
     patterns = alphabet(pipe)
     fitting = [
         (len(pattern.links), k)

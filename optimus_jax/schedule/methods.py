@@ -34,8 +34,9 @@ def encoder_first(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule
 
 
 def phased(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
-    """Decoupled plans without filling: all encoder forwards on all devices, then the LLM, then all
-    encoder backwards. Microbatches that would leave devices unequally loaded are spread in units.
+    """Decoupled plans without filling: equal shares of encoder forwards before each device's LLM
+    tasks and of backwards after them. Microbatches that do not divide are spread in units.
+    (`coarse` uses the same places, but gives more to devices with larger bubbles.)
 
         0: EF0 EF2.0 F0 F1 B0 F2 B1 B2 EB0 EB2.0
         1: EF1 EF2.1 F0 B0 F1 B1 F2 B2 EB1 EB2.1

@@ -23,7 +23,7 @@ def gpipe(pipe: Pipeline) -> Orders:
 
 
 def one_f_one_b(pipe: Pipeline) -> Orders:
-    """1F1B; with several chunks, Megatron-LM's interleaved 1F1B (Narayanan et al. 2021, section 2.2).
+    """1F1B; with several chunks, Megatron-LM's interleaved 1F1B (Narayanan et al. 2021, 2.2).
 
         0: F0 F1 B0 F2 B1 B2
         1: F0 B0 F1 B1 F2 B2

@@ -108,6 +108,12 @@ class Program:
     def ticks(self) -> int:
         return len(self.table)
 
+    @property
+    def used_ticks(self) -> int:
+        """Ticks up to the last one in which something happens; the rest is padding."""
+        busy = (self.table[:, :, self.columns["kind"]] != 0).any(axis=1) | (self.pattern != 0)
+        return int(np.flatnonzero(busy)[-1]) + 1 if busy.any() else 0
+
     def task(self, tick: int, device: int) -> Task | None:
         """The task of one row, read back from the table; None if idle."""
         row, at = self.table[tick, device], self.columns

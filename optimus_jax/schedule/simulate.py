@@ -209,7 +209,7 @@ def _stuck(
 
 
 def event_driven(schedule: Schedule, durations: Durations) -> Timing:
-    """The schedule under asynchronous transfers. Raises ScheduleError on a cycle of dependencies."""
+    """The schedule under asynchronous transfers; ScheduleError on a cycle of dependencies."""
     return simulate(schedule.orders, Dataflow.of(schedule), durations)
 
 

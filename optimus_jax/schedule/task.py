@@ -13,7 +13,7 @@ class ScheduleError(ValueError):
 
 
 class Kind(enum.StrEnum):
-    """F and B: forward and whole backward of an LLM chunk. EF and EB: the same of an encoder stage."""
+    """F and B: forward and whole backward of an LLM chunk. EF and EB: the same of the encoder."""
 
     F = "F"
     B = "B"
@@ -88,8 +88,9 @@ class Pipeline:
     """Sizes of one LLM pipeline and of the encoder pipelines on its devices.
 
     Virtual stage v = chunk * stages + stage holds `llm_layers[v]` layers and runs on device
-    v % stages. A microbatch's images are cut into `units` equal encoder units, one for each encoder
-    pipeline; here every device holds a whole encoder, so encoder pipeline j lives on device j.
+    v % stages. A microbatch's images are cut into `units` equal encoder units, as many as there are
+    encoder pipelines, so that all can share one microbatch. Here every device holds a whole encoder
+    and is an encoder pipeline; any of them may run any unit.
     """
 
     stages: int

@@ -67,7 +67,7 @@ def test_every_schedule_of_a_plan_shares_one_compilation(many: tuple[Bench, list
         loss, grads, nans = step(params, batch, *executor.place_tables(program))
         worst = bench.errors(loss, grads, images=bool(s.encoded))
         assert worst[0] <= LOSS_BOUND and worst[1] <= GRADIENT_BOUND, f"{worst}\n{s}"
-        assert int(nans.sum()) == 0 or bench.pipe.stages > 1  # devices off a link get NaN
+        assert int(nans.sum()) == 0
     assert len(schedules) == 30 and step._cache_size() == 1
 
 
