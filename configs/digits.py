@@ -1,4 +1,4 @@
-"""Read handwritten digits: a ViT of 2 layers into a GPT of 2 layers, width 64.
+"""Read handwritten digits: a ViT of 2 layers, width 48, into a GPT of 4 layers, width 64.
 
 Pictures show 1 to 4 of scikit-learn's handwritten digits at varying positions; the caption is their
 reading, "3 1 4". Train and held-out digits are disjoint.
@@ -23,8 +23,8 @@ def get_config() -> ConfigDict:
     c.model.image_width = 40
     c.model.text_length = 9  # start, up to 4 digits with spaces between, end
     c.model.projector_hidden = 128
-    c.model.encoder = ConfigDict(dict(layers=2, width=64, heads=4, hidden=256, patch=4))
-    c.model.llm = ConfigDict(dict(layers=2, width=64, heads=4, hidden=256))
+    c.model.encoder = ConfigDict(dict(layers=2, width=48, heads=4, hidden=192, patch=4))
+    c.model.llm = ConfigDict(dict(layers=4, width=64, heads=4, hidden=256))
 
     c.data = ConfigDict()
     c.data.name = "digits"
@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     c.train = ConfigDict()
     c.train.seed = 0
     c.train.batch = 32
-    c.train.steps = 1750
+    c.train.steps = 1200
     c.train.learning_rate = 2e-3
     c.train.warmup = 100
     c.train.weight_decay = 0.05

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from optimus_jax.config import ModelConfig
+from optimus_jax.config import Config
 from optimus_jax.data import tokens
 from optimus_jax.errors import UserError
 
@@ -19,14 +19,30 @@ class CheckpointError(UserError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `workdir`/checkpoints, the newest `keep` of them."""
+    """The checkpoints of one run, in `workdir`/checkpoints, the newest `keep` of them.
 
-    def __init__(self, workdir: pathlib.Path, model: ModelConfig, keep: int = 3):
+    With `read_only`, nothing in the folder is touched: a training run may be writing there.
+    """
+
+    def __init__(self, workdir: pathlib.Path, config: Config, read_only: bool = False):
         self.folder = (workdir / "checkpoints").absolute()
-        self.facts = {"model": dataclasses.asdict(model), "characters": tokens.CHARACTERS}
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
-        )
+        self.model = {
+            "model": dataclasses.asdict(config.model),
+            "characters": tokens.CHARACTERS,
+        }
+        # what makes a resumed run see the examples that come next, and no others
+        self.stream = {
+            "data": dataclasses.asdict(config.data),
+            "train": {"seed": config.train.seed, "batch": config.train.batch},
+        }
+        if read_only:
+            options = ocp.CheckpointManagerOptions(read_only=True)
+        else:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=config.train.keep,
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=True,
+            )
         self.manager = ocp.CheckpointManager(self.folder, options=options)
 
     def latest(self) -> int | None:
@@ -40,16 +56,17 @@ class Checkpoints:
         self.manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state._asdict()), facts=ocp.args.JsonSave(self.facts)
+                state=ocp.args.StandardSave(state._asdict()),
+                facts=ocp.args.JsonSave({**self.model, **self.stream}),
             ),
         )
 
     def restore(self, step: int, abstract: Any) -> Any:
         """The state saved after `step` steps, laid out as `abstract` says.
 
-        Raises CheckpointError naming every model setting that differs.
+        Raises CheckpointError naming every setting of model and data that differs.
         """
-        self._check(step)
+        self._check(step, {**self.model, **self.stream})
         wanted = ocp.args.StandardRestore(abstract._asdict())
         found = self.manager.restore(step, args=ocp.args.Composite(state=wanted))
         return type(abstract)(**found["state"])
@@ -62,7 +79,7 @@ class Checkpoints:
         step = self.latest()
         if step is None:
             raise CheckpointError(f"no checkpoint in {self.folder}: train first")
-        self._check(step)
+        self._check(step, self.model)
         item = ocp.args.PyTreeRestore(
             item={"params": abstract},
             restore_args={
@@ -73,19 +90,21 @@ class Checkpoints:
             partial_restore=True,
         )
         with ocp.CheckpointManager(
-            self.folder, item_handlers={"state": ocp.PyTreeCheckpointHandler()}
+            self.folder,
+            options=ocp.CheckpointManagerOptions(read_only=True),
+            item_handlers={"state": ocp.PyTreeCheckpointHandler()},
         ) as manager:
             found = manager.restore(step, args=ocp.args.Composite(state=item))
         return step, found["state"]["params"]
 
-    def _check(self, step: int) -> None:
+    def _check(self, step: int, wanted: dict[str, Any]) -> None:
         found = self.manager.restore(step, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))[
             "facts"
         ]
-        differ = list(_differences(found, self.facts, ""))
+        differ = list(_differences({key: found.get(key) for key in wanted}, wanted, ""))
         if differ:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self.folder} has another model:\n  "
+                f"the checkpoint of step {step} in {self.folder} has other settings:\n  "
                 + "\n  ".join(differ)
                 + "\nuse another --workdir, or the settings of the checkpoint"
             )

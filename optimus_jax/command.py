@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from optimus_jax import processes
@@ -39,6 +39,7 @@ def define_config() -> None:
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Parses the command line and ends the process with main's exit code. 2 for a wrong command
     line, 130 for Ctrl-C; both without a traceback."""
+    logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
     try:
         _parse(sys.argv)
         code = main() or 0

@@ -46,10 +46,13 @@ def _positive(config: Any) -> Iterator[str]:
         "train": ("batch", "steps", "log_every", "save_every", "keep", "clip"),
     }
     paths = [f"{group}.{name}" for group, names in groups.items() for name in names]
-    for path in (*paths, "evaluate_examples"):
+    for path in paths:
         value = _at(config, path)
         if value is not None and value <= 0:
             yield f"config.{path}: must be positive, got {value}"
+    examples = _at(config, "evaluate_examples")
+    if examples is not None and examples < 2:  # one cannot be paired with another's caption
+        yield f"config.evaluate_examples: must be at least 2, got {examples}"
 
 
 def _words(config: Any) -> Iterator[str]:

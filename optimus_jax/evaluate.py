@@ -61,6 +61,10 @@ def load_decoder(config: Config, workdir: pathlib.Path) -> Any:
     from optimus_jax.decode import Decoder
     from optimus_jax.models.mllm import Mllm
 
+    if config.parallel.method == "text_only":
+        raise command.UserError(
+            "config.parallel.method=text_only trains without pictures: there is nothing to read"
+        )
     if not (workdir / "checkpoints").is_dir():
         raise command.UserError(
             f"no checkpoints in {workdir}: train first, or name another folder with --workdir"
@@ -71,7 +75,7 @@ def load_decoder(config: Config, workdir: pathlib.Path) -> Any:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
         jax.eval_shape(model.init, jax.random.key(0)),
     )
-    checkpoints = Checkpoints(workdir, config.model)
+    checkpoints = Checkpoints(workdir, config, read_only=True)
     step, params = checkpoints.restore_params(abstract)
     checkpoints.close()
     command.say(f"weights after step {step} from {checkpoints.folder}")

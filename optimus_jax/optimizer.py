@@ -15,7 +15,7 @@ from optimus_jax.parallel.sharding import cut_axes
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear from 0 to the peak over the warm-up steps, then cosine to 0 at the last step."""
+    """Linear from 0 to the peak over the warm-up steps, then cosine to 0 after the last step."""
     return optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, config.warmup, config.steps
     )

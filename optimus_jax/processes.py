@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from optimus_jax.errors import UserError
+
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 RANK = "JAX_PROCESS_ID"
@@ -211,12 +213,12 @@ def initialize(timeout_seconds: int = 300) -> None:
     """Join the cluster that the JAX_* variables describe; one process alone needs none of them.
 
     Commands that may run in several processes call this before anything uses a device. Where the
-    launcher chose a number of devices per process, it takes effect here. Raises RuntimeError
+    launcher chose a number of devices per process, it takes effect here. Raises UserError
     naming the variables.
     """
     for name in (DEVICES, COUNT, RANK):
         if not (os.environ.get(name) or "0").isdecimal():
-            raise RuntimeError(f"{name}={os.environ[name]} is not a whole number")
+            raise UserError(f"{name}={os.environ[name]} is not a whole number")
     if os.environ.get(DEVICES):
         configure_cpu_devices(int(os.environ[DEVICES]))
     values = {name: os.environ.get(name, "") for name in (ADDRESS, COUNT, RANK)}
@@ -225,13 +227,13 @@ def initialize(timeout_seconds: int = 300) -> None:
     missing = [name for name, value in values.items() if not value]
     if missing:
         present = " and ".join(name for name, value in values.items() if value)
-        raise RuntimeError(f"{present} set but not {' and '.join(missing)}: set all three or none")
+        raise UserError(f"{present} set but not {' and '.join(missing)}: set all three or none")
     count, rank = int(values[COUNT]), int(values[RANK])
     host, _, port = values[ADDRESS].rpartition(":")
     if not host or not port.isdecimal():
-        raise RuntimeError(f"{ADDRESS}={values[ADDRESS]} is not HOST:PORT")
+        raise UserError(f"{ADDRESS}={values[ADDRESS]} is not HOST:PORT")
     if not 0 <= rank < count:
-        raise RuntimeError(f"{RANK}={rank} is not one of 0 to {COUNT}-1, with {COUNT}={count}")
+        raise UserError(f"{RANK}={rank} is not one of 0 to {COUNT}-1, with {COUNT}={count}")
     if count == 1:
         return
     import jax
@@ -247,7 +249,7 @@ def initialize(timeout_seconds: int = 300) -> None:
     except Exception as error:
         described = ", ".join(f"{name}={value}" for name, value in values.items())
         reason = " ".join(str(error).split())
-        raise RuntimeError(f"cannot join the cluster of {described}: {reason}") from error
+        raise UserError(f"cannot join the cluster of {described}: {reason}") from error
     sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
 
 
@@ -291,7 +293,9 @@ def runs_on_cpu() -> bool:
         return platforms.split(",")[0].strip() == "cpu"
     tpus = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
     has_tpu = bool(tpus) and importlib.util.find_spec("libtpu") is not None
-    return not (has_tpu or _nvidia_smi_works())
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+    has_cuda = any(importlib.util.find_spec(name) for name in plugins)
+    return not (has_tpu or (has_cuda and _nvidia_smi_works()))
 
 
 def _nvidia_smi_works() -> bool:

@@ -65,8 +65,19 @@ def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -
 
 
 def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:
-    (folder(workdir) / "report.json").write_text(json.dumps(values, indent=2) + "\n")
-    (folder(workdir) / "report.txt").write_text(text(values) + "\n")
+    """Whole files or none: a kill leaves the old ones."""
+    for name, content in (
+        ("report.json", json.dumps(values, indent=2)),
+        ("report.txt", text(values)),
+    ):
+        part = folder(workdir) / f"{name}.part"
+        part.write_text(content + "\n")
+        part.replace(folder(workdir) / name)
+
+
+def discard(workdir: pathlib.Path) -> None:
+    """Removes the report of an earlier run: what it says may not hold for the one that starts."""
+    (folder(workdir) / "report.json").unlink(missing_ok=True)
 
 
 def load(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -78,7 +89,7 @@ def load(workdir: pathlib.Path) -> dict[str, Any] | None:
 def summary(values: dict[str, Any], loss: float) -> dict[str, Any]:
     """The JSON line of a training run."""
     names = ("measured_step_s", "predicted_step_s", "share_filled", "inside_share", "time_share")
-    return {"loss": loss, **{name: values[name] for name in names}}
+    return {"loss": loss, **{name: values.get(name) for name in names}}
 
 
 def text(values: dict[str, Any]) -> str:
@@ -108,9 +119,9 @@ def text(values: dict[str, Any]) -> str:
         "",
         console.export_text().rstrip(),
         "",
-        f"encoder time that the step is spared   {values['time_share']:6.1%}",
-        f"encoder work inside the LLM's idle time{values['inside_share']:6.1%}",
-        f"share of the LLM's idle time filled    {values['share_filled']:6.1%}",
+        f"encoder time that the step is spared    {values['time_share']:6.1%}",
+        f"encoder work inside the LLM's idle time {values['inside_share']:6.1%}",
+        f"share of the LLM's idle time filled     {values['share_filled']:6.1%}",
         "",
         f"predicted step   {1e3 * values['predicted_step_s']:8.2f} ms"
         f"   (LLM alone {1e3 * values['text_only_step_s']:.2f} ms)",
@@ -125,7 +136,7 @@ def text(values: dict[str, Any]) -> str:
     if "digit_accuracy" in values:
         lines += [
             "",
-            f"held-out digits read right             {values['digit_accuracy']:6.1%}",
-            f"  with pictures shuffled               {values['shuffled_accuracy']:6.1%}",
+            f"held-out digits read right              {values['digit_accuracy']:6.1%}",
+            f"  with pictures shuffled                {values['shuffled_accuracy']:6.1%}",
         ]
     return "\n".join([*lines, "", values["timeline"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 import signal
 import time
@@ -59,11 +60,15 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     model = Mllm(config.model)
     executor = Executor(model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows)
     trainer = Trainer(executor, config.train)
-    checkpoints = Checkpoints(workdir, config.model, config.train.keep)
-    done = checkpoints.latest() or 0
+    checkpoints = Checkpoints(workdir, config)
+    done = agreed_step(checkpoints.latest() or 0, workdir)
     if done >= config.train.steps:
+        checkpoints.close()
         command.say(f"{workdir} holds a finished run of {done} steps: nothing to do")
         command.say("another --workdir trains anew, a larger --config.train.steps goes on")
+        if flags.FLAGS.json:
+            written = report.load(workdir) or report.predicted(config, plan)
+            command.emit(report.summary(written, last_loss(workdir)))
         return 0
     if done:
         state = trainer.stage(checkpoints.restore(done, trainer.abstract()))
@@ -77,6 +82,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     batches = example_batches(config, "train", config.train.batch)
     load = functools.partial(_global_batch, executor, batches, config.train.batch)
     prefetch = Prefetch(load, done, 2)
+    report.discard(workdir)
     log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest()
     tokens = config.train.batch * config.model.sequence
     metrics: Any = None
@@ -92,16 +98,20 @@ def train(config: Config, workdir: pathlib.Path) -> int:
             watch.add(now - clock)
             clock = now
             last, at_log = n + 1 == config.train.steps, (n + 1) % config.train.log_every == 0
-            if at_log or last:
+            save = last or (n + 1) % config.train.save_every == 0
+            if at_log or save:  # what is saved is finite
                 values = _values(metrics, n, workdir)
+            code = 0 if last else stop.agreed(always=at_log)
+            if code and not (at_log or save):
+                values = _values(metrics, n, workdir)
+            if at_log or last:
                 log.write(n, values)
                 typical = watch.median() or watch.seconds[-1]
                 left = typical * (config.train.steps - n - 1)
                 command.say(
                     progress_line(n + 1, config.train.steps, values["loss"], typical, tokens, left)
                 )
-            code = stop.agreed(always=at_log)
-            if code or last or (n + 1) % config.train.save_every == 0:
+            if save or code:
                 checkpoints.save(n + 1, trainer.unstage(state))
             if code:
                 checkpoints.wait()
@@ -109,6 +119,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
                 return code
         checkpoints.wait()
     finally:
+        stop.restore()
         prefetch.close()
         log.close()
         checkpoints.close()
@@ -136,6 +147,30 @@ def example_batches(config: Config, split: str, rows: int) -> Any:
     return Batches(dataset, rows)
 
 
+def agreed_step(step: int, workdir: pathlib.Path) -> int:
+    """The step to resume from, the same in every process.
+
+    Raises UserError in all of them if they see different folders.
+    """
+    import jax
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() > 1:
+        steps = multihost_utils.process_allgather(np.int32(step))
+        if len(set(steps.tolist())) > 1:
+            raise command.UserError(
+                f"processes find different checkpoints in {workdir} (steps {steps.tolist()}):"
+                " --workdir must be one folder that all of them share"
+            )
+    return step
+
+
+def last_loss(workdir: pathlib.Path) -> float:
+    """The loss of the last logged step."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return float(json.loads(lines[-1])["loss"])
+
+
 def _global_batch(executor: Any, batches: Any, rows: int, step: int) -> Any:
     return executor.place_batch(batches.rows(step, range(rows)))
 
@@ -159,8 +194,12 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.code = 0
-        for number in self.CODES:
-            signal.signal(number, self._remember)
+        self.before = {number: signal.signal(number, self._remember) for number in self.CODES}
+
+    def restore(self) -> None:
+        """Gives the signals back to whom they belonged."""
+        for number, handler in self.before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _remember(self, number: int, _: Any) -> None:
         if self.code and number == signal.SIGINT:

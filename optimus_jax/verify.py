@@ -8,6 +8,7 @@ exceeded. --inject breaks the run on purpose, to show that the comparison notice
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from optimus_jax import command, processes
+from optimus_jax.errors import UserError
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.pipeline import ORDERS
 
@@ -123,12 +125,14 @@ flags.DEFINE_bool(
 
 def main() -> int:
     options = flags.FLAGS
+    if DEVICES % options.processes:
+        raise UserError(f"--processes={options.processes}: takes a divisor of {DEVICES}")
     if options.processes > 1 and processes.count() == 1:
         line = [sys.executable, "-m", "optimus_jax.verify", *sys.argv[1:]]
         return processes.run_local(line, options.processes, DEVICES // options.processes)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    processes.configure_cpu_devices(max(1, DEVICES // processes.count()))
     processes.initialize()
-    if processes.count() == 1:
-        processes.configure_cpu_devices(DEVICES)
     results = run(options.inject, options.match)
     failed = [r for r in results if not r.passed]
     for r in failed:

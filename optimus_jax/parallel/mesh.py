@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from optimus_jax.errors import UserError
+
 GRID_AXES = ("dp", "po", "pi", "to", "ti")
 PIPE = ("po", "pi")  # the LLM's stages, flattened in this order
 ENCODER_DATA = ("dp", "po", "to")  # replicas of the encoder
@@ -50,7 +52,7 @@ class Meshes:
 def make_meshes(grid: Grid, devices: Sequence[jax.Device]) -> Meshes:
     """Meshes over the first `grid.size` devices that `spread` picks.
 
-    Raises ValueError naming both numbers if there are too few devices.
+    Raises UserError naming both numbers if there are too few devices.
     """
     array = np.array(spread(devices, grid.size)).reshape(grid.shape)
     dp, po, pi, to, ti = grid.shape
@@ -69,9 +71,10 @@ def make_meshes(grid: Grid, devices: Sequence[jax.Device]) -> Meshes:
 def spread(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
     """`count` devices, the same number from each process where they divide, in process order."""
     if count > len(devices):
-        raise ValueError(
-            f"the plan needs {count} devices, this machine shows {len(devices)}:"
-            f" choose parallel.dp x parallel.pp of at most {len(devices)}"
+        raise UserError(
+            f"the plan needs {count} devices, this machine shows {len(devices)}: choose"
+            f" parallel.dp x parallel.pp of at most {len(devices)}, or set JAX_PLATFORMS=cpu, where"
+            " any number can be made"
         )
     by_process: dict[int, list[jax.Device]] = {}
     for device in devices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,18 +77,20 @@ class Trainer:
         return make(jax.random.key(self.config.seed))
 
     def stage(self, state: TrainState) -> TrainState:
-        """A stage-free state, staged. The argument's memory is given up."""
-        made = jax.jit(self._staged, out_shardings=self.shardings(), donate_argnums=0)
-        return made(state)
+        """A stage-free state, staged."""
+        return jax.jit(self._staged, out_shardings=self.shardings())(state)
 
     def unstage(self, state: TrainState) -> TrainState:
         """A stage-free copy of the staged state, to be saved."""
+        return self._unstage(state)
+
+    @functools.cached_property
+    def _unstage(self) -> Callable[[TrainState], TrainState]:
         where = jax.tree.map(lambda x: x.sharding, self.abstract())
-        free = jax.jit(
+        return jax.jit(
             lambda s: map_weights(lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x),
             out_shardings=where,
         )
-        return free(state)
 
     def _staged(self, state: TrainState) -> TrainState:
         return map_weights(lambda w: stage_tree(w, self.executor.pipe), state, lambda x: x)

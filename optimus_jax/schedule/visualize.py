@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from optimus_jax.schedule.bubbles import Lane
 
-WIDTH = 100
+WIDTH = 120
 
 
 def text_grid(lanes: Sequence[Lane], width: int = WIDTH, unit: float | None = None) -> str:
