@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from optimus_jax.errors import UserError
-
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 RANK = "JAX_PROCESS_ID"
@@ -216,6 +214,8 @@ def initialize(timeout_seconds: int = 300) -> None:
     launcher chose a number of devices per process, it takes effect here. Raises UserError
     naming the variables.
     """
+    from optimus_jax.errors import UserError  # this file also runs as a script of its own
+
     for name in (DEVICES, COUNT, RANK):
         if not (os.environ.get(name) or "0").isdecimal():
             raise UserError(f"{name}={os.environ[name]} is not a whole number")

@@ -39,7 +39,7 @@ def plan(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_everything_wrong_with_a_command_line_is_said_at_once() -> None:
     done = plan(
-        "--config.parallel.pp=3",
+        "--config.parallel.pp=5",
         "--config.train.batch=33",
         "--config.parallel.method=filed",
         "--config.model.encoder.widht=32",
@@ -60,9 +60,9 @@ def test_everything_wrong_with_a_command_line_is_said_at_once() -> None:
         "  config.model.llm: a group of settings; set one of heads, hidden, layers, width",
         "  config.parallel.method: unknown 'filed', did you mean filled?"
         " (valid: text_only, encoder_first, phased, coarse, filled)",
-        "  config.train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 3"
-        " (one for each stage) = 12 parts; 24 or 36 would",
-        "  config.parallel: pp 3 x chunks 1 = 3 virtual stages, but the LLM has 2 layers; each"
+        "  config.train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 5"
+        " (one for each stage) = 20 parts; 20 or 40 would",
+        "  config.parallel: pp 5 x chunks 1 = 5 virtual stages, but the LLM has 4 layers; each"
         " needs at least one",
     ]
 

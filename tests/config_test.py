@@ -45,7 +45,6 @@ POSITIVE = [
     *(f"data.{n}" for n in ("digits_low", "digits_high")),
     *(f"parallel.{n}" for n in ("dp", "pp", "chunks", "microbatches")),
     *(f"train.{n}" for n in ("batch", "steps", "log_every", "save_every", "keep", "clip")),
-    "evaluate_examples",
 ]
 
 
@@ -63,6 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model.encoder.heads": 5},
         "model.encoder: width 64 does not divide into 5 heads; 4 or 8 heads would",
     ),
+    ({"evaluate_examples": 1}, "evaluate_examples: must be at least 2, got 1"),
     ({"model.llm.heads": 65}, "model.llm: width 64 does not divide into 65 heads; 64 heads would"),
     (
         {"model.image_height": 18},

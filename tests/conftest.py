@@ -26,8 +26,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 @pytest.fixture
 def values() -> dict[str, Any]:
-    """The settings of configs/digits.py, to change and to build a Config from."""
-    return get_config().to_dict()
+    """The settings of configs/digits.py, to change and to build a Config from; with sizes of their
+    own where tests count on them, so that the default configuration may change."""
+    values = get_config().to_dict()
+    values["model"]["encoder"] |= {"layers": 2, "width": 64, "hidden": 256}
+    values["model"]["llm"] |= {"layers": 2, "width": 64, "hidden": 256}
+    values["train"]["steps"] = 1750
+    return values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,7 +71,7 @@ def test_text_adds_what_was_measured_and_evaluated() -> None:
     measured = {"measured_step_s": 0.02, "measured_quartiles_s": [0.019, 0.022], "steps_timed": 6}
     scores = {"digit_accuracy": 0.875, "shuffled_accuracy": 0.1}
     lines = lines_of({**VALUES, **measured, **scores})
-    assert "measured step 20.00 ms (quartiles 19.00 to 22.00 ms of 6 steps)" in lines
+    assert "measured step 20.00 ms (quartiles 19.00 to 22.00 ms, 6 steps)" in lines
     assert "held-out digits read right 87.5%" in lines
     assert "with pictures shuffled 10.0%" in lines
 

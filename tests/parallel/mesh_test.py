@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from optimus_jax.errors import UserError
 from optimus_jax.parallel.mesh import ENCODER_DATA, GRID_AXES, PIPE, Grid, make_meshes, spread
 
 
@@ -57,9 +58,9 @@ def test_an_array_passes_between_meshes_without_moving(specs: tuple[Spec, ...]) 
 
 
 def test_too_few_devices_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match="plan needs 16 devices, this machine shows 8"):
+    with pytest.raises(UserError, match="plan needs 16 devices, this machine shows 8"):
         make_meshes(Grid(4, 4), jax.devices())
-    with pytest.raises(ValueError, match=r"needs 3 devices.*shows 2:.*of at most 2"):
+    with pytest.raises(UserError, match=r"needs 3 devices.*shows 2:.*of at most 2"):
         spread(jax.devices()[:2], 3)
 
 

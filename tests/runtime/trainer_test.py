@@ -65,8 +65,13 @@ def test_steps_equal_optax_with_clipping_on_the_sequential_model(
         assert float(values["grad_norm"]) == pytest.approx(norm, rel=1e-5)
         updates, optimizer = tx.update(grads, optimizer, params)
         params = optax.apply_updates(params, updates)
-        for got, want in zip(jax.tree.leaves(state), jax.tree.leaves(params), strict=True):
-            np.testing.assert_allclose(got, want, atol=2e-5)
+        for (path, got), want in zip(
+            jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(params), strict=True
+        ):
+            if path[-1].key == "qkv_bias":
+                # softmax does not feel a key bias: its gradient is rounding, which Adam blows up
+                got, want = got[:, ::2], want[:, ::2]
+            np.testing.assert_allclose(got, want, atol=2e-5, err_msg=str(path))
 
 
 def test_state_survives_unstaging_and_staging(trained: tuple[Bench, Trainer, list, list]) -> None:
