@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optimus_jax import processes
+from optimus_jax import cluster
 from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.errors import UserError as UserError
@@ -55,7 +55,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 def _complain(lines: list[str], code: int = 2) -> int:
     print("\n  ".join(lines), file=sys.stderr, flush=True)
-    if processes.count() > 1:
+    if cluster.count() > 1:
         sys.stdout.flush()
         os._exit(code)  # jax's own exit would wait for the other processes
     return code

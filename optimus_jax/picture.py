@@ -41,7 +41,8 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
                 linewidth=0.8,
             )
             box.set_zorder(2)
-            if end - start > plan.program_s / 60:
+            share = (end - start) / plan.program_s
+            if share > 1 / 150:
                 dark = task.kind in (Kind.B, Kind.EB)
                 axes.text(
                     1e3 * (start + end) / 2,
@@ -49,7 +50,8 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
                     str(task),
                     ha="center",
                     va="center",
-                    fontsize=8,
+                    fontsize=8 if share > 1 / 35 else 6,
+                    rotation=0 if share > 1 / 35 else 90,
                     color="white" if dark else "black",
                     zorder=3,
                     clip_on=True,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import glob
-import importlib.util
 import os
 import queue
 import signal
@@ -15,9 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
@@ -199,111 +196,6 @@ def _become(core: str, parent: str, *command: str) -> None:
     except OSError as error:
         print(f"optimus_jax: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
-
-
-def count() -> int:
-    """How many processes a launcher started, this one included; 1 without a launcher."""
-    text = os.environ.get(COUNT) or "1"
-    return int(text) if text.isdecimal() else 1  # initialize() complains
-
-
-def initialize(timeout_seconds: int = 300) -> None:
-    """Join the cluster that the JAX_* variables describe; one process alone needs none of them.
-
-    Commands that may run in several processes call this before anything uses a device. Where the
-    launcher chose a number of devices per process, it takes effect here. Raises UserError
-    naming the variables.
-    """
-    from optimus_jax.errors import UserError  # this file also runs as a script of its own
-
-    for name in (DEVICES, COUNT, RANK):
-        if not (os.environ.get(name) or "0").isdecimal():
-            raise UserError(f"{name}={os.environ[name]} is not a whole number")
-    if os.environ.get(DEVICES):
-        configure_cpu_devices(int(os.environ[DEVICES]))
-    values = {name: os.environ.get(name, "") for name in (ADDRESS, COUNT, RANK)}
-    if not any(values.values()):
-        return
-    missing = [name for name, value in values.items() if not value]
-    if missing:
-        present = " and ".join(name for name, value in values.items() if value)
-        raise UserError(f"{present} set but not {' and '.join(missing)}: set all three or none")
-    count, rank = int(values[COUNT]), int(values[RANK])
-    host, _, port = values[ADDRESS].rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"{ADDRESS}={values[ADDRESS]} is not HOST:PORT")
-    if not 0 <= rank < count:
-        raise UserError(f"{RANK}={rank} is not one of 0 to {COUNT}-1, with {COUNT}={count}")
-    if count == 1:
-        return
-    import jax
-
-    if jax.distributed.is_initialized():
-        return
-    try:
-        if rank:
-            _await_coordinator(host.strip("[]"), int(port), timeout_seconds)
-        jax.distributed.initialize(
-            values[ADDRESS], count, rank, initialization_timeout=timeout_seconds
-        )
-    except Exception as error:
-        described = ", ".join(f"{name}={value}" for name, value in values.items())
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot join the cluster of {described}: {reason}") from error
-    sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
-
-
-def _end_at_once(report: Callable[..., None], kind: type, *error: Any) -> None:
-    """For an uncaught error; jax's own exit would wait minutes for the other processes' exits."""
-    report(kind, *error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
-
-
-def _await_coordinator(host: str, port: int, seconds: float) -> None:
-    """Wait until process 0 answers; without this, jax aborts the interpreter when none does."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"no answer from process 0 in {seconds} s: {error}") from error
-        time.sleep(0.05)
-
-
-def configure_cpu_devices(count: int) -> None:
-    """Where jax runs on the CPU, make it `count` devices; call it before any device is used."""
-    if count < 1:
-        raise ValueError(f"{count} devices per process; there must be at least 1")
-    if runs_on_cpu():
-        import jax
-
-        jax.config.update("jax_num_cpu_devices", count)
-
-
-def runs_on_cpu() -> bool:
-    """Whether jax's default platform is the CPU, found out without starting a backend."""
-    import jax
-
-    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
-    if platforms:
-        return platforms.split(",")[0].strip() == "cpu"
-    tpus = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
-    has_tpu = bool(tpus) and importlib.util.find_spec("libtpu") is not None
-    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    has_cuda = any(importlib.util.find_spec(name) for name in plugins)
-    return not (has_tpu or (has_cuda and _nvidia_smi_works()))
-
-
-def _nvidia_smi_works() -> bool:
-    try:
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20, text=True)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.returncode == 0 and "GPU" in answer.stdout
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from optimus_jax import command, processes
+from optimus_jax import cluster, command
 from optimus_jax.config import Config
 
 command.define_config()
@@ -30,14 +30,14 @@ def prepare_devices(config: Config) -> None:
     Raises UserError if they do not come out even.
     """
     needed = config.parallel.dp * config.parallel.pp
-    count = processes.count()
+    count = cluster.count()
     if needed % count:
         raise command.UserError(
             f"{count} processes cannot share {needed} devices (dp {config.parallel.dp} x pp"
             f" {config.parallel.pp}) evenly: start a number of processes that divides {needed}"
         )
-    processes.configure_cpu_devices(needed // count)
-    processes.initialize()
+    cluster.configure_cpu_devices(needed // count)
+    cluster.initialize()
 
 
 def train(config: Config, workdir: pathlib.Path) -> int:

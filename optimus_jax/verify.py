@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from optimus_jax import command, processes
+from optimus_jax import cluster, command, processes
 from optimus_jax.errors import UserError
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.pipeline import ORDERS
@@ -127,12 +127,12 @@ def main() -> int:
     options = flags.FLAGS
     if DEVICES % options.processes:
         raise UserError(f"--processes={options.processes}: takes a divisor of {DEVICES}")
-    if options.processes > 1 and processes.count() == 1:
+    if options.processes > 1 and cluster.count() == 1:
         line = [sys.executable, "-m", "optimus_jax.verify", *sys.argv[1:]]
         return processes.run_local(line, options.processes, DEVICES // options.processes)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    processes.configure_cpu_devices(max(1, DEVICES // processes.count()))
-    processes.initialize()
+    cluster.configure_cpu_devices(max(1, DEVICES // cluster.count()))
+    cluster.initialize()
     results = run(options.inject, options.match)
     failed = [r for r in results if not r.passed]
     for r in failed:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from optimus_jax import processes
+from optimus_jax import cluster, processes
+from optimus_jax.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = (processes.ADDRESS, processes.COUNT, processes.RANK)
@@ -223,7 +224,7 @@ def test_wrong_usage_of_the_launcher(arguments):
 
 
 def test_the_launcher_finds_the_package_from_any_folder_and_needs_no_jax(tmp_path):
-    code = "import optimus_jax.processes, sys; print(sys.executable, 'jax' in sys.modules)"
+    code = "import optimus_jax.cluster, sys; print(sys.executable, 'jax' in sys.modules)"
     launcher = [sys.executable, str(ROOT / "launch" / "local.py"), "--processes=1", "--"]
     result = subprocess.run(
         [*launcher, "python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -247,15 +248,15 @@ def test_variables_that_make_no_cluster(values, message, monkeypatch):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError) as raised:
-        processes.initialize()
+    with pytest.raises(UserError) as raised:
+        cluster.initialize()
     assert message in str(raised.value)
 
 
 def test_one_process_needs_no_variables(monkeypatch):
     for name in (*VARIABLES, processes.DEVICES):
         monkeypatch.delenv(name, raising=False)
-    processes.initialize()
+    cluster.initialize()
 
 
 def test_a_coordinator_that_does_not_answer(monkeypatch):
@@ -264,8 +265,8 @@ def test_a_coordinator_that_does_not_answer(monkeypatch):
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         for name, value in zip(VARIABLES, (address, "2", "1"), strict=True):
             monkeypatch.setenv(name, value)
-        with pytest.raises(RuntimeError) as raised:
-            processes.initialize(timeout_seconds=0)
+        with pytest.raises(UserError) as raised:
+            cluster.initialize(timeout_seconds=0)
     text = str(raised.value)
     assert "\n" not in text
     assert text.startswith(f"cannot join the cluster of JAX_COORDINATOR_ADDRESS={address}, ")
@@ -278,8 +279,8 @@ def test_two_processes_of_two_devices_add_up(end, code, capfd, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     program = f"""
-        from optimus_jax import processes
-        processes.initialize()
+        from optimus_jax import cluster
+        cluster.initialize()
         import jax, jax.numpy as jnp
         from jax.sharding import NamedSharding, PartitionSpec as P
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from typing import Any
 
@@ -13,9 +12,11 @@ from jax.experimental import multihost_utils
 
 from optimus_jax.config import EncoderConfig, LlmConfig, ModelConfig, split_layers
 from optimus_jax.models.mllm import Mllm
+from optimus_jax.models.weights import Params
 from optimus_jax.parallel import sharding
 from optimus_jax.parallel.mesh import Grid, make_meshes
 from optimus_jax.parallel.stages import stage_tree
+from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor, put_global
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule as make_schedule
@@ -58,17 +59,17 @@ def random_batch(config: ModelConfig, rows: int, seed: int = 0) -> dict[str, np.
     }
 
 
-@functools.cache
-def quick_compile() -> dict[str, Any]:
-    """Options with which XLA compiles small steps for the CPU in a quarter of the time: the same
-    program after HLO's own passes, but machine code that is not optimised. Empty where this jaxlib
-    knows no such options."""
-    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=options).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return options
+def random_params(model: Mllm, seed: int = 1) -> Params:
+    """Weights without zeros, which would hide mistakes; made by numpy, since compiling the
+    initialisation takes longer than all else."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+    def one(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        middle = 1.0 if path[-1].key == "scale" else 0.0
+        return (middle + 0.15 * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(one, shapes)
 
 
 class Bench:
@@ -83,7 +84,7 @@ class Bench:
         self.model = small_model(sum(pipe.llm_layers), dtype)
         self.rows = 2 * pipe.units
         self.batch = random_batch(self.model.config, dp * pipe.microbatches * self.rows)
-        self.params = jax.jit(self.model.init)(jax.random.key(0))
+        self.params = random_params(self.model)
         self.meshes = make_meshes(self.grid, jax.devices())
         value_and_grad = jax.jit(jax.value_and_grad(self.model.loss), compiler_options=self.options)
         self.expected = {

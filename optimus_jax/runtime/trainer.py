@@ -18,6 +18,7 @@ from optimus_jax.optimizer import clip, global_norm, make_optimizer
 from optimus_jax.parallel import sharding
 from optimus_jax.parallel.mesh import GRID_AXES
 from optimus_jax.parallel.stages import stage_tree, unstage_tree
+from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import BATCH_SPECS, TABLE_SPECS, Executor
 
 
@@ -73,12 +74,19 @@ class Trainer:
 
     def init(self) -> TrainState:
         """The staged state before the first step; the same for every plan."""
-        make = jax.jit(lambda key: self._staged(self._initial(key)), out_shardings=self.shardings())
+        make = jax.jit(
+            lambda key: self._staged(self._initial(key)),
+            out_shardings=self.shardings(),
+            compiler_options=quick_compile(),
+        )
         return make(jax.random.key(self.config.seed))
 
     def stage(self, state: TrainState) -> TrainState:
         """A stage-free state, staged."""
-        return jax.jit(self._staged, out_shardings=self.shardings())(state)
+        made = jax.jit(
+            self._staged, out_shardings=self.shardings(), compiler_options=quick_compile()
+        )
+        return made(state)
 
     def unstage(self, state: TrainState) -> TrainState:
         """A stage-free copy of the staged state, to be saved."""
@@ -90,12 +98,13 @@ class Trainer:
         return jax.jit(
             lambda s: map_weights(lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x),
             out_shardings=where,
+            compiler_options=quick_compile(),
         )
 
     def _staged(self, state: TrainState) -> TrainState:
         return map_weights(lambda w: stage_tree(w, self.executor.pipe), state, lambda x: x)
 
-    def train_step(self) -> Any:
+    def train_step(self, compiler_options: dict[str, Any] | None = None) -> Any:
         """jit of (state, batch, table, pattern) -> (state, metrics); the old state is given up.
 
         Metrics: loss, gradient norm before clipping, and the NaN count of each device.
@@ -113,7 +122,12 @@ class Trainer:
         )
         grid = self.executor.meshes.grid
         metrics = {name: NamedSharding(grid, spec) for name, spec in metric_specs.items()}
-        return jax.jit(mapped, out_shardings=(self.shardings(), metrics), donate_argnums=0)
+        return jax.jit(
+            mapped,
+            out_shardings=(self.shardings(), metrics),
+            donate_argnums=0,
+            compiler_options=compiler_options,
+        )
 
     def _update(
         self, state: TrainState, batch: Any, table: jax.Array, pattern: jax.Array

@@ -39,7 +39,7 @@ def trained() -> tuple[Bench, Trainer, list, list]:
     bench = Bench(pipe, dp=2)
     executor = bench.executor(program)
     trainer = Trainer(executor, CONFIG)
-    state, step, states, metrics = trainer.init(), trainer.train_step(), [], []
+    state, step, states, metrics = trainer.init(), trainer.train_step(bench.options), [], []
     batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
     for _ in range(3):
         state, values = step(state, batch, *tables)
@@ -55,10 +55,11 @@ def test_steps_equal_optax_with_clipping_on_the_sequential_model(
 ) -> None:
     bench, _, states, metrics = trained
     params = bench.model.init(jax.random.key(CONFIG.seed))
+    value_and_grad = jax.jit(jax.value_and_grad(bench.model.loss), compiler_options=bench.options)
     tx = optax.chain(optax.clip_by_global_norm(CONFIG.clip), make_optimizer(CONFIG))
     optimizer = tx.init(params)
     for state, values in zip(states, metrics, strict=True):
-        loss, grads = jax.value_and_grad(bench.model.loss)(params, bench.batch)
+        loss, grads = value_and_grad(params, bench.batch)
         norm = float(optax.global_norm(grads))
         assert norm > CONFIG.clip  # or clipping is not tested
         assert float(values["loss"]) == pytest.approx(float(loss), rel=1e-6)
