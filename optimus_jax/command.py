@@ -41,6 +41,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     line, 130 for Ctrl-C; both without a traceback."""
     logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
     try:
+        if "--help" in sys.argv[1:]:
+            print(_help())
+            sys.exit(0)
         _parse(sys.argv)
         code = main() or 0
     except ConfigError as error:
@@ -51,6 +54,17 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = _complain(["interrupted"], 130)
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _help() -> str:
+    """What the command does, and its options."""
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), ""]
+    for module, own in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("optimus_jax") or module == sys.argv[0]:
+            lines += [f"  --{flag.name}: {flag.help}" for flag in own]
+    if "config" in flags.FLAGS:
+        lines += ["  --config.KEY=VALUE: changes one value of the configuration."]
+    return "\n".join(lines)
 
 
 def _complain(lines: list[str], code: int = 2) -> int:

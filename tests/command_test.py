@@ -217,3 +217,11 @@ def test_only_the_first_process_speaks(run_here: RunHere, monkeypatch: pytest.Mo
 def test_numbers_that_json_does_not_know_are_not_emitted() -> None:
     with pytest.raises(ValueError, match="JSON"):
         command.emit({"loss": float("nan")})
+
+
+def test_help_names_the_command_and_its_options() -> None:
+    done = plan("--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("python -m optimus_jax.plan: ")
+    for option in ("--config:", "--config.KEY=VALUE:", "--workdir:", "--json:"):
+        assert f"\n  {option}" in done.stdout

@@ -8,7 +8,7 @@ import pytest
 
 from optimus_jax.schedule.bubbles import Lane
 from optimus_jax.schedule.task import Task
-from optimus_jax.schedule.visualize import text_grid
+from optimus_jax.schedule.visualize import WIDTH, text_grid
 from tests.schedule.planned import planned
 
 
@@ -56,7 +56,7 @@ def test_a_step_fills_the_width() -> None:
                  enc |........|
         """
     )
-    assert {len(line) for line in text_grid(lanes).splitlines()} == {len("device 0 llm ||") + 100}
+    assert {len(line) for line in text_grid(lanes).splitlines()} == {len("device 0 llm ||") + WIDTH}
 
 
 def test_a_task_at_the_very_end_stays_inside() -> None:
