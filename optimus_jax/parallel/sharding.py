@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from optimus_jax.parallel.mesh import ENCODER_DATA, PIPE, Meshes
+from optimus_jax.parallel.mesh import PIPE, Meshes
 
 Tree = Any
 
@@ -65,30 +64,6 @@ def grid_specs(staged_axes: Tree) -> Tree:
         return PartitionSpec(*(None if name is None else names[name] for name in spec(axes)))
 
     return jax.tree_util.tree_map_with_path(one, staged_axes, is_leaf=is_axes)
-
-
-# Axes of the grid over which each part's gradients are summed: its replicas, and for the ends of a
-# module the stages too, since every stage holds a copy and only some use it.
-_LLM, _ENCODER = ("dp",), ENCODER_DATA
-SUMMED_OVER: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("llm", "layers"): _LLM,
-    ("llm", "embed"): (*_LLM, *PIPE),
-    ("llm", "head"): (*_LLM, *PIPE),
-    ("encoder", "layers"): _ENCODER,
-    ("encoder", "embed"): (*_ENCODER, "pi"),
-    ("projector",): (*_ENCODER, "pi"),
-}
-
-
-def reduce_gradients(grads: Tree) -> Tree:
-    """Each device's gradients summed as SUMMED_OVER says; runs inside shard_map."""
-
-    def one(path: tuple[Any, ...], grad: jax.Array) -> jax.Array:
-        names = tuple(key.key for key in path)
-        axes = next(axes for part, axes in SUMMED_OVER.items() if names[: len(part)] == part)
-        return lax.psum(grad, axes)
-
-    return jax.tree_util.tree_map_with_path(one, grads)
 
 
 def cut_axes(spec: PartitionSpec) -> tuple[str, ...]:

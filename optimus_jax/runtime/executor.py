@@ -23,6 +23,7 @@ from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel import sharding
 from optimus_jax.parallel.mesh import GRID_AXES, PIPE, Meshes
+from optimus_jax.parallel.reduction import reduce_gradients
 from optimus_jax.parallel.stages import stage_axes
 from optimus_jax.runtime import buffers
 from optimus_jax.runtime.tasks import Carry, Row, Tasks
@@ -171,7 +172,7 @@ class Executor:
         """Loss and gradients of the whole batch, with the dimension of stages again."""
         loss, grads = lax.psum(c.loss, ("dp", *PIPE)), c.grads
         if self.reduce:
-            grads = sharding.reduce_gradients(grads)
+            grads = reduce_gradients(grads)
         layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
         return loss, {**grads, "llm": {**grads["llm"], "layers": layers}}
 

@@ -11,6 +11,7 @@ from optimus_jax.config import TrainConfig
 from optimus_jax.optimizer import learning_rate, make_optimizer
 from optimus_jax.parallel.stages import unstage_tree
 from optimus_jax.runtime.comparison import Bench
+from optimus_jax.runtime.hlo import copies_in_loops
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
@@ -46,7 +47,7 @@ def trained() -> tuple[Bench, Trainer, list, list]:
         states.append(jax.tree.map(np.asarray, unstage_tree(state.params, pipe)))
         metrics.append(jax.tree.map(np.asarray, values))
     assert step._cache_size() == 1
-    trainer.last = state
+    trainer.last, trainer.program = state, program
     return bench, trainer, states, metrics
 
 
@@ -73,6 +74,18 @@ def test_steps_equal_optax_with_clipping_on_the_sequential_model(
                 # softmax does not feel a key bias: its gradient is rounding, which Adam blows up
                 got, want = got[:, ::2], want[:, ::2]
             np.testing.assert_allclose(got, want, atol=2e-5, err_msg=str(path))
+
+
+def test_no_loop_of_the_training_step_copies_a_slot_or_a_gradient(
+    trained: tuple[Bench, Trainer, list, list],
+) -> None:
+    bench, trainer, _, _ = trained
+    executor = trainer.executor
+    tables = executor.place_tables(trainer.program)
+    arguments = trainer.last, executor.place_batch(bench.batch), *tables
+    hlo = trainer.train_step().lower(*arguments).compile().as_text()
+    shapes = executor.carry_shapes(trainer.last.params)
+    assert len(shapes) > 40 and copies_in_loops(hlo, shapes) == []
 
 
 def test_state_survives_unstaging_and_staging(trained: tuple[Bench, Trainer, list, list]) -> None:
