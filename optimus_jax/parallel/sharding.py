@@ -30,6 +30,7 @@ ON_GRID: dict[str, dict[str, str | tuple[str, ...]]] = {
 
 
 def is_axes(x: object) -> bool:
+    """Whether a node of a tree of axis names is a leaf."""
     return isinstance(x, tuple)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optimus_jax.parallel.sharding import is_axes
 from optimus_jax.schedule.task import Pipeline
 
 Tree = Any
@@ -49,8 +50,7 @@ def stage_axes(axes: Tree) -> Tree:
     def stage(names: tuple[str | None, ...]) -> tuple[str | None, ...]:
         return (None, "stages", *names)
 
-    is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
-    return _replace_layers(axes, lambda layers: jax.tree.map(stage, layers, is_leaf=is_leaf))
+    return _replace_layers(axes, lambda layers: jax.tree.map(stage, layers, is_leaf=is_axes))
 
 
 def _layer_index(pipe: Pipeline) -> np.ndarray:

@@ -24,17 +24,17 @@ def coarse(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
         for d in range(pipe.stages)
     ]
     best = min(
-        (_improve(llm, pipe, durations, start) for start in (even, _merged(llm, pipe, durations))),
+        (_improve(llm, pipe, durations, start) for start in (even, _greedy(llm, pipe, durations))),
         key=lambda found: found[0],
     )
     return best[1]
 
 
-def _merged(llm: Orders, pipe: Pipeline, durations: Durations) -> list[int]:
+def _greedy(llm: Orders, pipe: Pipeline, durations: Durations) -> list[int]:
     """Shares by pipeline: each further microbatch goes where it sticks out least at the ends."""
     alone = event_driven(Schedule(pipe, llm), durations)
-    before = [waits[0][0] for waits in alone.intervals]
-    after = [alone.end - waits[-1][1] for waits in alone.intervals]
+    before = [spans[0][0] for spans in alone.intervals]
+    after = [alone.end - spans[-1][1] for spans in alone.intervals]
     forward = durations.of(Task(Kind.EF, 0), 0, pipe)
     backward = durations.of(Task(Kind.EB, 0), 0, pipe)
     shares = [0] * pipe.stages

@@ -69,7 +69,7 @@ class Packing:
         self.waits = [sum(self.device[m] >= 0 for m in others) for others in self.before]
 
     def put(self, part: int) -> None:
-        """Puts a part where the step gets longest least; of such places where it leaves most slack.
+        """Puts a part where the step grows least; of such places where it leaves most slack.
 
         Forward and backward go to one device, since the saved inputs stay there: both decide on it.
         """

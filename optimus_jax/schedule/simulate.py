@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from optimus_jax.schedule.dataflow import Dataflow, Value
 from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError, Task
@@ -211,13 +211,3 @@ def _stuck(
 def event_driven(schedule: Schedule, durations: Durations) -> Timing:
     """The schedule under asynchronous transfers; ScheduleError on a cycle of dependencies."""
     return simulate(schedule.orders, Dataflow.of(schedule), durations)
-
-
-def idle_intervals(intervals: Iterable[Interval], end: float) -> list[tuple[int, float, float]]:
-    """(position, from, to) of every wait of a device: before item `position`, the last one up to
-    `end`. Empty waits are included, since an item may be put there too."""
-    waits, clock, position = [], 0.0, -1
-    for position, (start, stop) in enumerate(intervals):
-        waits.append((position, clock, start))
-        clock = stop
-    return [*waits, (position + 1, clock, end)]

@@ -13,7 +13,6 @@ from optimus_jax.schedule.simulate import (
     Exchange,
     Item,
     event_driven,
-    idle_intervals,
     simulate,
 )
 from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError, Task
@@ -189,15 +188,3 @@ def test_a_moving_value_without_exchange_is_refused() -> None:
         match=r"gradient .* has no exchange: B0 on device 1 makes it, B0 on device 0 reads it",
     ):
         placement.timing(Durations.uniform(PIPE))
-
-
-@pytest.mark.parametrize(
-    ("intervals", "end", "waits"),
-    [
-        ([], 3, [(0, 0, 3)]),
-        ([(0, 1)], 1, [(0, 0, 0), (1, 1, 1)]),
-        ([(1, 2), (2, 4), (5, 6)], 8, [(0, 0, 1), (1, 2, 2), (2, 4, 5), (3, 6, 8)]),
-    ],
-)
-def test_idle_intervals(intervals: list, end: float, waits: list) -> None:
-    assert idle_intervals(intervals, end) == waits
