@@ -24,13 +24,13 @@ flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdo
 DEFAULT_CONFIG = "configs/digits.py"
 
 
-def define_config() -> None:
+def define_config(default: str = DEFAULT_CONFIG) -> None:
     """Declares --config=FILE[:argument], --config.key=value and --workdir=DIR. Commands that use
-    one another may all call it."""
+    one another may all call it; the first one's default holds."""
     if "config" in flags.FLAGS:
         return
     # Overrides are read here, not by ml_collections, which ends in a traceback at a wrong one.
-    flags.DEFINE_string("config", DEFAULT_CONFIG, "The run's configuration.")
+    flags.DEFINE_string("config", default, "The run's configuration.")
     flags.DEFINE_string(
         "workdir", None, "Folder of the run (default: runs/ and the config's name)."
     )
@@ -163,7 +163,7 @@ def _load(argv: list[str]) -> ConfigDict:
 
 
 def _config_name(argv: list[str]) -> str:
-    name = DEFAULT_CONFIG
+    name = str(flags.FLAGS["config"].default)
     for word, following in zip(argv[1:], [*argv[2:], name], strict=False):
         if word in ("--config", "-config"):
             name = following
@@ -185,7 +185,8 @@ def workdir() -> pathlib.Path:
     """The folder of the run; not yet made."""
     if flags.FLAGS.workdir:
         return pathlib.Path(flags.FLAGS.workdir)
-    return pathlib.Path("runs") / pathlib.Path(_config_name(sys.argv).partition(":")[0]).stem
+    path, _, argument = _config_name(sys.argv).partition(":")
+    return pathlib.Path("runs") / "_".join(filter(None, (pathlib.Path(path).stem, argument)))
 
 
 def is_first() -> bool:

@@ -66,11 +66,17 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Pictures of `digits_low` to `digits_high` handwritten digits."""
+    """`name` is a key of data/sources.py. `folder` holds the data; empty, it is looked for where
+    launch/data.sh or the Debian package puts it. Pictures of the digits show `digits_low` to
+    `digits_high` of them; for other data sets both are 0. In training, a share of up to `hide_text`
+    of a caption's characters, drawn for each example, is not shown to the LLM, which still has to
+    predict it: less to learn by heart, more to see in the picture."""
 
     name: str
-    digits_low: int
-    digits_high: int
+    folder: str = ""
+    hide_text: float = 0.0
+    digits_low: int = 0
+    digits_high: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +91,18 @@ class ParallelConfig:
     microbatches: int
     order: str
     method: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulateConfig:
+    """Task times of an emulated run (`bench --emulate`): seconds of an LLM chunk's forward, and as
+    multiples of a whole stage's forward the stage's backward and the encoder's forward and backward
+    of one microbatch."""
+
+    chunk_forward_s: float = 0.02
+    backward: float = 2.0
+    encoder: float = 1.0
+    encoder_backward: float = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +132,7 @@ class Config:
     parallel: ParallelConfig
     train: TrainConfig
     evaluate_examples: int
+    emulate: EmulateConfig = EmulateConfig()
 
     @property
     def microbatch_rows(self) -> int:

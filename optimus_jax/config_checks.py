@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from optimus_jax.cost.hardware import HARDWARE
-from optimus_jax.data import tokens
-from optimus_jax.data.digits import SIDE as DIGIT_SIDE
+from optimus_jax.data import sources, tokens
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.pipeline import ORDERS
 
@@ -41,7 +40,6 @@ def _positive(config: Any) -> Iterator[str]:
         "model": ("image_height", "image_width", "text_length", "projector_hidden"),
         "model.encoder": ("layers", "width", "heads", "hidden", "patch"),
         "model.llm": ("layers", "width", "heads", "hidden"),
-        "data": ("digits_low", "digits_high"),
         "parallel": ("dp", "pp", "chunks", "microbatches"),
         "train": ("batch", "steps", "log_every", "save_every", "keep", "clip"),
     }
@@ -50,6 +48,10 @@ def _positive(config: Any) -> Iterator[str]:
         value = _at(config, path)
         if value is not None and value <= 0:
             yield f"config.{path}: must be positive, got {value}"
+    for name in ("chunk_forward_s", "backward", "encoder", "encoder_backward"):
+        value = _at(config, f"emulate.{name}")
+        if value is not None and value <= 0:
+            yield f"config.emulate.{name}: must be positive, got {value}"
     examples = _at(config, "evaluate_examples")
     if examples is not None and examples < 2:  # one cannot be paired with another's caption
         yield f"config.evaluate_examples: must be at least 2, got {examples}"
@@ -59,7 +61,7 @@ def _words(config: Any) -> Iterator[str]:
     valid = {
         "hardware": list(HARDWARE),
         "model.dtype": ["float32", "bfloat16"],
-        "data.name": ["digits"],
+        "data.name": list(sources.SOURCES),
         "parallel.order": list(ORDERS),
         "parallel.method": list(METHODS),
     }
@@ -87,34 +89,49 @@ def _patches(side: str, config: Any) -> Iterator[str]:
         )
 
 
-def _digits(config: Any) -> Iterator[str]:
-    low, high = config.data.digits_low, config.data.digits_high
-    if low > high:
-        yield f"config.data: digits_low {low} is above digits_high {high}"
+def _source(config: Any) -> Any:
+    """The data set, None if its name is unknown; AttributeError if a setting of it is missing."""
+    return sources.make(config.data) if config.data.name in sources.SOURCES else None
+
+
+def _data(config: Any) -> Iterator[str]:
+    """Settings of the data set, and of others that it does not have."""
+    source, data = _source(config), config.data
+    if source is None:
+        return
+    for error in source.errors():
+        yield f"config.{error}"
+    for name in source.unused:
+        if getattr(data, name):
+            yield f"config.data.{name}: means nothing for the data set {data.name!r}"
 
 
 def _room(config: Any) -> Iterator[str]:
-    model, digits = config.model, config.data.digits_high
-    if model.image_height < DIGIT_SIDE or model.image_width < DIGIT_SIDE * digits:
+    model, source = config.model, _source(config)
+    if source is None:
+        return
+    height, width = source.smallest
+    if model.image_height < height or model.image_width < width:
         yield (
             f"config.model: a picture of {model.image_height} x {model.image_width} pixels has no"
-            f" room for {digits} digits; the smallest is {DIGIT_SIDE} x {DIGIT_SIDE * digits}"
+            f" room for {source.contents}; the smallest is {height} x {width}"
         )
 
 
 def _text(config: Any) -> Iterator[str]:
-    length, digits = config.model.text_length, config.data.digits_high
-    needed = 2 * digits + 1  # start, digits with spaces between, end
-    if length < needed:
+    length, source = config.model.text_length, _source(config)
+    if source is not None and length < source.longest + 2:  # start and end
         yield (
-            f"config.model.text_length: {length} is too short for {digits} digits, which take"
-            f" {needed}"
+            f"config.model.text_length: {length} is too short for {source.contents}, which take"
+            f" {source.longest + 2}"
         )
 
 
-def _data(config: Any) -> Iterator[str]:
+def _form(config: Any) -> Iterator[str]:
     """What the pictures and captions of the data set fix."""
-    fixed = {"image_channels": 1, "image_token": tokens.IMAGE}
+    fixed = {"image_token": tokens.IMAGE}
+    if _at(config, "data.name") in sources.SOURCES:
+        fixed["image_channels"] = sources.SOURCES[config.data.name].channels
     for name, wanted in fixed.items():
         if _at(config, f"model.{name}") not in (None, wanted):
             found = getattr(config.model, name)
@@ -165,6 +182,9 @@ def _warmup(config: Any) -> Iterator[str]:
 
 
 def _limits(config: Any) -> Iterator[str]:
+    hidden = _at(config, "data.hide_text")
+    if hidden is not None and not 0 <= hidden <= 1:
+        yield f"config.data.hide_text: a share from 0 to 1, got {hidden}"
     for name in ("learning_rate", "weight_decay", "seed"):
         value = _at(config, f"train.{name}")
         if value is not None and value < 0:
@@ -180,7 +200,7 @@ CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
     *(_positive, _words),
     *(partial(_heads, name) for name in ("encoder", "llm")),
     *(partial(_patches, side) for side in ("image_height", "image_width")),
-    *(_digits, _room, _text, _data, _batch, _stages, _chunks, _warmup, _limits),
+    *(_data, _room, _text, _form, _batch, _stages, _chunks, _warmup, _limits),
 )
 
 

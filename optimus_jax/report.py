@@ -19,6 +19,8 @@ CAUSES = {
     "pp_cooldown": "pipeline cool-down",
 }
 
+ACCURACIES = {"digit_accuracy": "digits", "caption_accuracy": "captions"}
+
 
 def folder(workdir: pathlib.Path) -> pathlib.Path:
     return workdir / "report"
@@ -133,10 +135,19 @@ def text(values: dict[str, Any]) -> str:
             f"   (quartiles {1e3 * low:.2f} to {1e3 * high:.2f} ms,"
             f" {values['steps_timed']} steps)"
         )
-    if "digit_accuracy" in values:
+    for name, what in ACCURACIES.items():
+        if name in values:
+            lines += [
+                "",
+                f"{f'held-out {what} read right':39} {values[name]:6.1%}",
+                f"  with pictures shuffled                {values['shuffled_accuracy']:6.1%}",
+            ]
+    if "heldout_loss" in values:
         lines += [
             "",
-            f"held-out digits read right              {values['digit_accuracy']:6.1%}",
-            f"  with pictures shuffled                {values['shuffled_accuracy']:6.1%}",
+            f"loss of held-out captions               {values['heldout_loss']:6.3f}"
+            " nats for each character",
+            f"  with pictures shuffled                {values['shuffled_loss']:6.3f}"
+            f"   (standard error of the difference {values['loss_gap_error']:.3f})",
         ]
     return "\n".join([*lines, "", values["timeline"]])

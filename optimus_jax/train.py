@@ -70,6 +70,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
             written = report.load(workdir) or report.predicted(config, plan)
             command.emit(report.summary(written, last_loss(workdir)))
         return 0
+    batches = example_batches(config, "train", config.train.batch)
     if done:
         state = trainer.stage(checkpoints.restore(done, trainer.abstract()))
         command.say(f"resumed after step {done} from {checkpoints.folder}")
@@ -79,7 +80,6 @@ def train(config: Config, workdir: pathlib.Path) -> int:
 
     step = trainer.train_step()
     tables = executor.place_tables(plan.program)
-    batches = example_batches(config, "train", config.train.batch)
     load = functools.partial(_global_batch, executor, batches, config.train.batch)
     prefetch = Prefetch(load, done, 2)
     report.discard(workdir)
@@ -132,17 +132,22 @@ def train(config: Config, workdir: pathlib.Path) -> int:
 
 
 def example_batches(config: Config, split: str, rows: int) -> Any:
-    """The examples of a split in batches of `rows`, indexable by step and row."""
-    from optimus_jax.data.batches import Batches, digits_dataset
+    """The examples of a split in batches of `rows`, indexable by step and row.
 
-    model, data = config.model, config.data
-    dataset = digits_dataset(
+    Raises UserError if the data is missing.
+    """
+    from optimus_jax.data import sources
+    from optimus_jax.data.batches import Batches, examples
+
+    model = config.model
+    dataset = examples(
+        sources.make(config.data),
         split,
         config.train.seed,
         (model.image_height, model.image_width),
-        (data.digits_low, data.digits_high),
         model.image_tokens,
         model.sequence,
+        config.data.hide_text if split == "train" else 0.0,
     )
     return Batches(dataset, rows)
 

@@ -82,9 +82,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model: a picture of 4 x 40 pixels has no room for 4 digits; the smallest is 8 x 32",
     ),
     ({"model.text_length": 8}, "model.text_length: 8 is too short for 4 digits, which take 9"),
+    (
+        {"data.folder": "elsewhere"},
+        "data.folder: means nothing for the data set 'digits'",
+    ),
     ({"model.image_channels": 3}, "model.image_channels: the data set has 1, not 3"),
     ({"model.image_token": 7}, "model.image_token: the data set has 3, not 7"),
-    ({"model.vocabulary": 14}, "model.vocabulary: 14 is too small, captions take 15"),
+    ({"model.vocabulary": 14}, "model.vocabulary: 14 is too small, captions take 83"),
     (
         {"train.batch": 33},
         "train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 2 (one for"
@@ -123,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.seed": 2**32}, "train.seed: must be at most 4294967295, got 4294967296"),
     ({"hardware": "h20"}, "hardware: unknown 'h20', did you mean h200 or h100?"),
     ({"model.dtype": "float16"}, "model.dtype: unknown 'float16', did you mean "),
-    ({"data.name": "cats"}, "data.name: unknown 'cats' (valid: digits)"),
+    ({"data.name": "cats"}, "data.name: unknown 'cats' (valid: digits, fashion, stamps)"),
     (
         {"parallel.order": "1f1v", "parallel.chunks": 2, "model.llm.layers": 4},
         "parallel.order: unknown '1f1v', did you mean 1f1b? (valid: 1f1b, gpipe)",

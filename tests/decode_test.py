@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from optimus_jax import decode
 from optimus_jax.data import tokens
-from optimus_jax.decode import Decoder, digit_accuracy
+from optimus_jax.decode import Decoder, caption_accuracy, digit_accuracy
 from tests.models.small import quick_jit, random_batch, random_weights, small_model
 
 MODEL = small_model()
@@ -49,6 +50,38 @@ def test_captions_are_those_of_a_plain_greedy_loop() -> None:
     assert len(set(captions)) > 1
     assert any(tokens.EOS in row[:-1] for row in ids)
     assert refused > 0
+
+
+def test_many_pictures_are_read_and_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, images = telling_case()
+    batch = {name: np.asarray(x) for name, x in random_batch(MODEL, 6).items()}
+    batch = {name: x[:5] for name, x in {**batch, "image": images}.items()}
+    whole = Decoder(MODEL, weights)
+    captions, losses = whole.captions(batch["image"]), whole.losses(batch)
+    monkeypatch.setattr(decode, "ROWS", 2)
+    parts = Decoder(MODEL, weights)
+    assert parts.captions(batch["image"]) == captions
+    assert len(set(captions)) > 1
+    np.testing.assert_allclose(parts.losses(batch), losses, rtol=1e-5)
+
+
+def test_losses_are_those_of_each_row_alone() -> None:
+    weights, _ = telling_case()
+    batch = {name: np.asarray(x) for name, x in random_batch(MODEL, 3).items()}
+    losses, loss = Decoder(MODEL, weights).losses(batch), quick_jit(MODEL.loss)
+    assert losses.shape == (3,)
+    for row in range(3):
+        alone = {name: x[row : row + 1] for name, x in batch.items()}
+        mean = float(loss(weights, alone))
+        assert losses[row] == pytest.approx(mean * batch["weights"][row].sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("readings", "captions", "share"),
+    [(["a cat", "a dog"], ["a cat", "a do"], 0.5), ([""], [""], 1), (["a"], ["b"], 0)],
+)
+def test_caption_accuracy(readings: list[str], captions: list[str], share: float) -> None:
+    assert caption_accuracy(readings, captions) == share
 
 
 @pytest.mark.parametrize(

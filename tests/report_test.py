@@ -76,6 +76,29 @@ def test_text_adds_what_was_measured_and_evaluated() -> None:
     assert "with pictures shuffled 10.0%" in lines
 
 
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        (
+            {"caption_accuracy": 0.875, "shuffled_accuracy": 0.1},
+            ["held-out captions read right 87.5%", "with pictures shuffled 10.0%"],
+        ),
+        (
+            {"heldout_loss": 1.25, "shuffled_loss": 1.5, "loss_gap_error": 0.03, "samples": []},
+            [
+                "loss of held-out captions 1.250 nats for each character",
+                "with pictures shuffled 1.500 (standard error of the difference 0.030)",
+            ],
+        ),
+    ],
+)
+def test_text_says_the_scores_that_there_are(scores: dict[str, Any], wanted: list[str]) -> None:
+    found = lines_of({**VALUES, **scores})
+    start = found.index(wanted[0])
+    assert found[start : start + 2] == wanted
+    assert sum("held-out" in line for line in found) == 1
+
+
 def test_text_leaves_no_file_open() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

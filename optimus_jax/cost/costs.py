@@ -26,9 +26,10 @@ class Costs:
     """Seconds on one device. LLM parts are of one microbatch, encoder parts of one encoder unit.
 
     `source` says where the numbers come from: 'analytic' ones are estimates from operation counts
-    and a table of chips, not measurements. `head` is forward with its backward, both run by the
-    last stage's F. `exchange` is one transfer of an LLM payload between two devices (features
-    are charged the same), `epilogue` the gradient reduction and the optimiser at the end of a step.
+    and a table of chips, not measurements. `llm_task` is what an LLM task takes beside its layers.
+    `head` is forward with its backward, both run by the last stage's F. `exchange` is one transfer
+    of an LLM payload between two devices, `feature_exchange` one of features (None: the same),
+    `epilogue` the rest of a step: gradient reduction, norm, optimiser, start and end.
     """
 
     source: str
@@ -40,12 +41,15 @@ class Costs:
     projector: Pass
     exchange: float
     epilogue: float
+    feature_exchange: float | None = None
+    llm_task: Pass = Pass(0.0, 0.0)
 
     def durations(self, config: Config) -> Durations:
         """The seconds of each task and transfer."""
         pipe = config.pipeline
-        forward = [n * self.llm_layer.forward for n in pipe.llm_layers]
-        backward = [n * self.llm_layer.backward for n in pipe.llm_layers]
+        task, layer = self.llm_task, self.llm_layer
+        forward = [task.forward + n * layer.forward for n in pipe.llm_layers]
+        backward = [task.backward + n * layer.backward for n in pipe.llm_layers]
         forward[0] += self.llm_embedding.forward
         backward[0] += self.llm_embedding.backward
         forward[-1] += self.head
@@ -60,6 +64,7 @@ class Costs:
             tuple(encoder_forward),
             tuple(encoder_backward),
             transfer=self.exchange if pipe.stages > 1 else 0.0,
+            feature_transfer=self.feature_exchange if pipe.stages > 1 else None,
             epilogue=self.epilogue,
         )
 
@@ -68,12 +73,19 @@ class Costs:
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Costs:
+        """Costs that `save` wrote, or those in a profile (measure/profile.py).
+
+        Raises OSError if there is no such file, ValueError if it holds no costs.
+        """
         values: dict[str, Any] = json.loads(pathlib.Path(path).read_text())
-        parts: dict[str, Any] = {
-            name: Pass(**value) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
-        return cls(**parts)
+        try:
+            parts: dict[str, Any] = {
+                name: Pass(**value) if isinstance(value, dict) else value
+                for name, value in values.get("costs", values).items()
+            }
+            return cls(**parts)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not costs: {error}") from None
 
 
 def analytic(config: Config) -> Costs:
@@ -107,6 +119,26 @@ def analytic(config: Config) -> Costs:
         projector=dense(patches, encoder.width, model.projector_hidden, llm.width),
         exchange=payload / chip.link + chip.latency,
         epilogue=_epilogue(config, chip),
+    )
+
+
+def emulated(config: Config) -> Costs:
+    """Costs of tasks that sleep (config.emulate): every chunk takes the same, embedding, head and
+    the encoder's ends nothing. Exchange and epilogue are not emulated, hence 0 until measured."""
+    e, pipe, nothing = config.emulate, config.pipeline, Pass(0.0, 0.0)
+    stage = e.chunk_forward_s * pipe.chunks
+    part = stage / (pipe.units * pipe.encoder_layers)
+    return Costs(
+        source="emulated",
+        llm_task=Pass(e.chunk_forward_s, e.chunk_forward_s * e.backward),
+        llm_layer=nothing,
+        llm_embedding=nothing,
+        head=0.0,
+        encoder_layer=Pass(part * e.encoder, part * e.encoder_backward),
+        patch_embedding=nothing,
+        projector=nothing,
+        exchange=0.0,
+        epilogue=0.0,
     )
 
 

@@ -12,47 +12,63 @@ from typing import Any, Generic, TypeVar
 import grain
 import numpy as np
 
-from optimus_jax.data import digits, tokens
+from optimus_jax.data import tokens
+from optimus_jax.data.sources import Source
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class _DigitsExample:
-    # the name of the split, not its arrays, so that a dataset handed to a process pickles small
+class _Example:
+    # the source and the name of the split, no arrays: what goes to another process pickles small
+    source: Source
     split: str
     seed: int
     canvas: tuple[int, int]
-    count: tuple[int, int]
     image_tokens: int
     length: int
+    hide_text: float
 
     def __call__(self, index: int) -> dict[str, Any]:
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(index),)))
-        image, caption = digits.compose(digits.load(self.split), rng, self.canvas, self.count)
+        index = int(index)
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(index,)))
+        image, caption = self.source.example(self.split, index, rng, self.canvas)
         sequence = tokens.sequence(caption, self.image_tokens, self.length)
+        if self.hide_text > 0:
+            first = self.image_tokens + 1  # the caption's first character, after BOS
+            text = sequence["tokens"][first : first + len(caption)]
+            text[rng.random(len(caption)) < rng.uniform(0, self.hide_text)] = tokens.PAD
         return {"image": image, **sequence, "caption": caption}
 
 
-def digits_dataset(
+def examples(
+    source: Source,
     split: str,
     seed: int,
     canvas: tuple[int, int],
-    count: tuple[int, int],
     image_tokens: int,
     length: int,
+    hide_text: float = 0.0,
 ) -> grain.MapDataset:
-    """Endless examples, each a pure function of (seed, index): `image` uint8 [height, width, 1],
-    `tokens`, `targets` and `weights` [length], `caption` str; ValueError if one might not fit."""
-    digits.load(split)  # now, so that threads that compute examples do not race to load it
+    """Endless examples, each a pure function of (seed, index): `image` uint8 [height, width, C],
+    `tokens`, `targets` and `weights` [length], `caption` str. A share of up to `hide_text` of the
+    caption is PAD in `tokens`, though not in `targets`.
+
+    Raises ValueError if one might not fit, UserError if the data is missing.
+    """
+    source.load(split)  # now, so that threads that compute examples do not race to load it
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")
-    digits.check_fits(canvas, count)
+    if canvas[0] < source.smallest[0] or canvas[1] < source.smallest[1]:
+        raise ValueError(
+            f"{source.contents} do not fit in a canvas of {canvas[0]} x {canvas[1]} pixels; the"
+            f" smallest that would do is {source.smallest[0]} x {source.smallest[1]}"
+        )
     # the longest caption must fit now, not at the first step that happens to draw one
-    tokens.sequence(" ".join("0" * count[1]), image_tokens, length)
+    tokens.sequence("0" * source.longest, image_tokens, length)
     # the index travels as the element, so slicing or shuffling the dataset leaves examples alone
     return grain.MapDataset.range(sys.maxsize).map(
-        _DigitsExample(split, seed, canvas, count, image_tokens, length)
+        _Example(source, split, seed, canvas, image_tokens, length, hide_text)
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +23,52 @@ class Pool:
     images: np.ndarray
     labels: np.ndarray
     sources: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """Pictures of `low` to `high` digits as a data set (sources.Source)."""
+
+    low: int
+    high: int
+    channels: ClassVar[int] = 1
+    light_on_dark: ClassVar[bool] = True
+    score: ClassVar[str] = "digits"
+    unused: ClassVar[tuple[str, ...]] = ("folder",)  # they come with scikit-learn
+
+    @classmethod
+    def of(cls, settings: Any) -> Digits:
+        return cls(settings.digits_low, settings.digits_high)
+
+    def errors(self) -> Iterator[str]:
+        for name, value in (("digits_low", self.low), ("digits_high", self.high)):
+            if value <= 0:
+                yield f"data.{name}: must be positive, got {value}"
+        if self.low > self.high:
+            yield f"data: digits_low {self.low} is above digits_high {self.high}"
+
+    @property
+    def contents(self) -> str:
+        return f"{self.high} digits"
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        return SIDE, SIDE * self.high
+
+    @property
+    def longest(self) -> int:
+        return 2 * self.high - 1  # with spaces between
+
+    def load(self, split: str) -> int | None:
+        """Loads a split; every index gives another picture."""
+        load(split)
+        return None
+
+    def example(
+        self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]
+    ) -> tuple[np.ndarray, str]:
+        """A picture of random digits of the split and its reading."""
+        return compose(load(split), rng, canvas, (self.low, self.high))
 
 
 @functools.cache

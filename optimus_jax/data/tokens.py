@@ -7,7 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 
 PAD, BOS, EOS, IMAGE = range(4)  # IMAGE holds the place that an image token is spliced over
-CHARACTERS = "0123456789 "
+CHARACTERS = (
+    "0123456789 "  # first, as when there were only digits
+    "abcdefghijklmnopqrstuvwxyz"
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    ".,:;!?'\"()-/&%$+"
+)
 FIRST_CHARACTER = IMAGE + 1
 SIZE = FIRST_CHARACTER + len(CHARACTERS)
 

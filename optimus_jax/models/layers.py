@@ -58,15 +58,17 @@ def layer_norm(p: Params, x_BTD: jax.Array) -> jax.Array:
 
 def attention(p: Params, x_BTD: jax.Array, causal: bool) -> jax.Array:
     qkv_BTCNH = jnp.einsum("BTD,DCNH->BTCNH", x_BTD, p["qkv"]) + p["qkv_bias"]
-    q_BTNH, k_BTNH, v_BTNH = (qkv_BTCNH[:, :, c] for c in range(3))
-    logits_BNTS = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BTNH).astype(jnp.float32)
-    logits_BNTS = logits_BNTS * q_BTNH.shape[-1] ** -0.5
+    # heads before positions: XLA's products on a CPU want each head's rows together
+    q_BNTH, k_BNTH, v_BNTH = qkv_BTCNH.transpose(2, 0, 3, 1, 4)
+    logits_BNTS = jnp.einsum("BNTH,BNSH->BNTS", q_BNTH, k_BNTH).astype(jnp.float32)
+    logits_BNTS = logits_BNTS * q_BNTH.shape[-1] ** -0.5
     if causal:
         length = x_BTD.shape[1]
         seen_TS = jnp.tril(jnp.ones((length, length), bool))
         logits_BNTS = jnp.where(seen_TS[None, None], logits_BNTS, -jnp.inf)
     share_BNTS = jax.nn.softmax(logits_BNTS, axis=-1).astype(x_BTD.dtype)
-    mixed_BTNH = jnp.einsum("BNTS,BSNH->BTNH", share_BNTS, v_BTNH)
+    mixed_BNTH = jnp.einsum("BNTS,BNSH->BNTH", share_BNTS, v_BNTH)
+    mixed_BTNH = mixed_BNTH.transpose(0, 2, 1, 3)
     return jnp.einsum("BTNH,NHD->BTD", mixed_BTNH, p["out"]) + p["out_bias"]
 
 

@@ -44,12 +44,14 @@ class Plan:
         return self.program_s + self.durations.epilogue
 
 
-def make_plan(config: Config, costs: Costs | None = None) -> Plan:
-    """The plan of a checked configuration. Raises ScheduleError if its program is unsound."""
+def make_plan(config: Config, costs: Costs | None = None, method: str | None = None) -> Plan:
+    """The plan of a checked configuration, with its method or another.
+
+    Raises ScheduleError if its program is unsound.
+    """
     costs = costs or analytic(config)
-    pipe, durations = config.pipeline, costs.durations(config)
-    order, method = config.parallel.order, config.parallel.method
-    schedule = make_schedule(method, order, pipe, durations)
+    pipe, durations, order = config.pipeline, costs.durations(config), config.parallel.order
+    schedule = make_schedule(method or config.parallel.method, order, pipe, durations)
     program = lower(schedule, durations)
     validate(program, schedule)
     alone = lower(make_schedule("text_only", order, pipe, durations), durations).time(durations)

@@ -51,6 +51,10 @@ def add_at(total: Any, values: Any, *index: jax.Array | int) -> Any:
     return jax.tree.map(one, total, values)
 
 
-def when(condition: jax.Array, body: Callable[[C], C], carry: C) -> C:
-    """body(carry) if the condition holds, else carry; a loop, so that nothing is copied."""
-    return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, c: body(c), carry)
+def when(condition: jax.Array, body: Callable[[jax.Array, C], C], carry: C) -> C:
+    """body(zero, carry) if the condition holds, else carry; a loop, so that nothing is copied.
+
+    `zero` is the loop's counter. What a body computes from other things than carry and `zero` XLA
+    moves out of the loop, where it runs whether the condition holds or not.
+    """
+    return lax.fori_loop(0, condition.astype(jnp.int32), body, carry)

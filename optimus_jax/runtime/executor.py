@@ -10,6 +10,7 @@ recompile.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,9 +27,15 @@ from optimus_jax.parallel.mesh import GRID_AXES, PIPE, Meshes
 from optimus_jax.parallel.reduction import reduce_gradients
 from optimus_jax.parallel.stages import stage_axes
 from optimus_jax.runtime import buffers
-from optimus_jax.runtime.tasks import Carry, Row, Tasks
+from optimus_jax.runtime.carry import Carry, Row
+from optimus_jax.runtime.clock import Clock
+from optimus_jax.runtime.emulation import Sleeps
+from optimus_jax.runtime.tasks import Tasks
 from optimus_jax.schedule.program import KINDS, Columns, Program, Slots, alphabet
+from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Kind, Pipeline
+
+Task = Callable[[Carry, Row], Carry]
 
 BATCH_SPECS = {name: Spec("dp") for name in ("image", "tokens", "targets", "weights")}
 TABLE_SPECS = Spec(None, PIPE), Spec()
@@ -39,7 +46,8 @@ class Executor:
     """What the compiled step depends on; `slots` and the number of ticks come from a Program.
 
     `rows` of one microbatch. With `poison`, NaN goes wherever nothing is meant to arrive. Without
-    `reduce`, gradients are left as each device has them (to show that the checks notice).
+    `reduce`, gradients are left as each device has them (to show that the checks notice). With
+    `emulate`, every task is a sleep. With a `clock`, every tick notes when its parts begin and end.
     """
 
     model: Mllm
@@ -49,6 +57,8 @@ class Executor:
     rows: int
     poison: bool = False
     reduce: bool = True
+    emulate: Durations | None = None
+    clock: Clock | None = None
 
     @property
     def axes(self) -> Params:
@@ -59,6 +69,19 @@ class Executor:
     def param_specs(self) -> Params:
         """How the staged weights are cut over the grid."""
         return sharding.grid_specs(self.axes)
+
+    @property
+    def calls_host(self) -> bool:
+        """Whether the step calls into Python as it runs. jax then wants all arrays on one mesh."""
+        return self.emulate is not None or self.clock is not None
+
+    def weight_shardings(self) -> Params:
+        """Where the staged weights lie: each module's on its own mesh."""
+        if self.calls_host:
+            return jax.tree.map(
+                lambda spec: NamedSharding(self.meshes.grid, spec), self.param_specs
+            )
+        return sharding.shardings(self.axes, self.meshes)
 
     def gradients(
         self, params: Params, batch: Batch, table: jax.Array, pattern: jax.Array
@@ -71,7 +94,9 @@ class Executor:
         params = self._own_stage(params)
         batch = {name: x[0] for name, x in batch.items()}
         weight = lax.psum(jnp.sum(batch["weights"]), "dp")
-        tasks = Tasks(self.model, self.model.cast(params), batch, 1 / weight)
+        tasks: Tasks | Sleeps = Tasks(self.model, self.model.cast(params), batch, 1 / weight)
+        if self.emulate is not None:
+            tasks = Sleeps(self.emulate, self.pipe)
         carry, _ = lax.scan(
             lambda c, tick: (self._tick(tasks, c, *tick), None),
             self._carry(params),
@@ -114,9 +139,9 @@ class Executor:
         layers = jax.tree.map(lambda w: w[:, 0], params["llm"]["layers"])
         return {**params, "llm": {**params["llm"], "layers": layers}}
 
-    def _tick(self, tasks: Tasks, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
-        columns = Columns(self.pipe.units)
-        named = Row({name: row[where] for name, where in columns.at.items()})
+    def _tick(self, tasks: Tasks | Sleeps, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
+        named = Row(row, Columns(self.pipe.units))
+        c = self._note(c)
         # readers of a buffer before its writers: F and EB read features, B and EF write them
         for kind, task in (
             (Kind.F, tasks.forward),
@@ -124,8 +149,15 @@ class Executor:
             (Kind.B, tasks.backward),
             (Kind.EF, tasks.encoder_forward),
         ):
-            c = buffers.when(named.kind == KINDS[kind], lambda c, task=task: task(c, named), c)
-        return self._exchange(c, named, pattern)
+
+            def run(zero: jax.Array, c: Carry, task: Task = task) -> Carry:
+                return task(c, named.at(zero))
+
+            c = buffers.when(named.kind == KINDS[kind], run, c)
+        return self._note(self._exchange(self._note(c), named, pattern))
+
+    def _note(self, c: Carry) -> Carry:
+        return c if self.clock is None else self.clock.note(c)
 
     def _exchange(self, c: Carry, row: Row, pattern: jax.Array) -> Carry:
         """Only the payload of one class passes through the switch over patterns."""
@@ -148,12 +180,12 @@ class Executor:
                 value = jnp.where(slot < 0, jnp.nan, value)
             return buffers.put(buffer, value, slot)
 
-        def llm(c: Carry) -> Carry:
+        def llm(_: jax.Array, c: Carry) -> Carry:
             value = move(False, buffers.get(c.wire, row.send))
             c = c._replace(wire=arrive(c.wire, value, row.receive))
             return c.after(jnp.where(row.receive < 0, 0, value))  # nothing came, or trash
 
-        def feature(c: Carry) -> Carry:
+        def feature(_: jax.Array, c: Carry) -> Carry:
             sent = [buffers.get(c.feature, slot) for slot in row.feature_send]
             values, buffer = move(True, jnp.stack(sent)), c.feature
             for k, slot in enumerate(row.feature_receive):
@@ -196,7 +228,7 @@ class Executor:
 
     def place_batch(self, batch: dict[str, np.ndarray]) -> Batch:
         """A global batch [rows of all replicas, ...] on the devices, cut as `batch_shape` says."""
-        mesh = self.meshes.llm
+        mesh = self.meshes.grid if self.calls_host else self.meshes.llm
         return {
             name: put_global(self.batch_shape(name, x), NamedSharding(mesh, Spec("dp")))
             for name, x in batch.items()

@@ -7,8 +7,7 @@ compilation, and nothing is differentiated through a loop.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,36 +16,7 @@ from jax import lax
 from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.weights import Params
 from optimus_jax.runtime.buffers import add_at, get, put, when
-
-
-class Carry(NamedTuple):
-    """What the ticks update in place.
-
-    `wire` [slots, rows, T, D] and `feature` [slots, unit rows, P, D] hold values on their way;
-    `saved` [slots, layers + 1, rows, T, D] and `encoder` [slots, layers + 1, unit rows, P, width]
-    the inputs of layers, the last entry an output. `grads` are float32 sums. `nans` counts tasks
-    and exchanges with NaN in the first element of their result. Every loop of a tick derives it
-    from what it computed, so none can be moved past another: only then does XLA update a buffer in
-    place that an earlier loop reads (a plain counter will not do, XLA takes it out of the loops).
-    """
-
-    wire: jax.Array
-    feature: jax.Array
-    saved: jax.Array
-    encoder: jax.Array
-    grads: Params
-    loss: jax.Array
-    nans: jax.Array
-
-    def after(self, result: jax.Array) -> Carry:
-        """The carry with `result`'s NaN counted."""
-        return self._replace(nans=self.nans + jnp.isnan(result.ravel()[0]))
-
-
-class Row(dict[str, jax.Array]):
-    """The columns of one device's row at one tick, by name (schedule/program.py, Columns)."""
-
-    __getattr__ = dict.__getitem__
+from optimus_jax.runtime.carry import Carry, Row
 
 
 class Tasks:
@@ -62,10 +32,14 @@ class Tasks:
     def forward(self, c: Carry, row: Row) -> Carry:
         """F: the chunk's layers; before them the embedding in the first virtual stage, after them
         the head with the loss and its gradient in the last."""
-        saved = when(row.first == 1, partial(self._embed, row, c.feature), c.saved)
 
-        def receive(saved: jax.Array) -> jax.Array:
-            return put(saved, get(c.wire, row.read), row.saved, 0)
+        def embed(zero: jax.Array, saved: jax.Array) -> jax.Array:
+            return self._embed(row.at(zero), c.feature, saved)
+
+        def receive(zero: jax.Array, saved: jax.Array) -> jax.Array:
+            return put(saved, get(c.wire, row.read + zero), row.saved, 0)
+
+        saved = when(row.first == 1, embed, c.saved)
 
         saved = when(row.first == 0, receive, saved)
 
@@ -75,12 +49,12 @@ class Tasks:
 
         c = c._replace(saved=lax.fori_loop(0, row.layers, layer, saved))
 
-        def send(c: Carry) -> Carry:
-            y = get(c.saved, row.saved, row.layers)
+        def send(zero: jax.Array, c: Carry) -> Carry:
+            y = get(c.saved, row.saved + zero, row.layers)
             return c._replace(wire=put(c.wire, y, row.write)).after(y)
 
         c = when(row.last == 0, send, c)
-        return when(row.last == 1, partial(self._head, row), c)
+        return when(row.last == 1, lambda zero, c: self._head(row.at(zero), c), c)
 
     def _embed(self, row: Row, feature: jax.Array, saved: jax.Array) -> jax.Array:
         units = row.feature.shape[0]
@@ -122,11 +96,14 @@ class Tasks:
         dx, layers = lax.fori_loop(0, row.layers, layer, carry)
         c = c._replace(grads=_with(c.grads, ("llm", "layers"), layers)).after(dx)
 
-        def send(c: Carry) -> Carry:
-            return c._replace(wire=put(c.wire, dx, row.write))
+        def send(zero: jax.Array, c: Carry) -> Carry:
+            return c._replace(wire=put(c.wire, dx, row.write + zero))
+
+        def embed(zero: jax.Array, carry: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+            return carry[0], self._embed_backward(row.at(zero), *carry)
 
         c = when(row.first == 0, send, c)
-        return when(row.first == 1, partial(self._embed_backward, row, dx), c)
+        return when(row.first == 1, embed, (dx, c))[1]
 
     def _embed_backward(self, row: Row, dx: jax.Array, c: Carry) -> Carry:
         units = row.feature.shape[0]
@@ -150,8 +127,8 @@ class Tasks:
         def unit(k: jax.Array, c: Carry) -> Carry:
             slot = row.encoder[k]
 
-            def embed(encoder: jax.Array) -> jax.Array:
-                image = self.batch["image"][row.microbatch, row.unit[k]]
+            def embed(zero: jax.Array, encoder: jax.Array) -> jax.Array:
+                image = self.batch["image"][row.microbatch + zero, row.unit[k]]
                 x = self.model.embed_image(self.params["encoder"]["embed"], image)
                 return put(encoder, x, slot, 0)
 
@@ -159,8 +136,9 @@ class Tasks:
                 y = self.model.encoder_layer(self._encoder_layer(i), get(encoder, slot, i))
                 return put(encoder, y, slot, i + 1)
 
-            def project(c: Carry) -> Carry:
-                y = self.model.project(self.params["projector"], get(c.encoder, slot, layers))
+            def project(zero: jax.Array, c: Carry) -> Carry:
+                x = get(c.encoder, slot + zero, layers)
+                y = self.model.project(self.params["projector"], x)
                 return c._replace(feature=put(c.feature, y, row.feature[k]))
 
             encoder = when(row.begin == 0, embed, c.encoder)
@@ -179,10 +157,10 @@ class Tasks:
         def unit(k: jax.Array, c: Carry) -> Carry:
             slot = row.encoder[k]
 
-            def project(carry: Gradient) -> Gradient:
-                x = get(c.encoder, slot, layers)
+            def project(zero: jax.Array, carry: Gradient) -> Gradient:
+                x = get(c.encoder, slot + zero, layers)
                 _, vjp = jax.vjp(self.model.project, self.params["projector"], x)
-                dp, dx = vjp(get(c.feature, row.feature[k]))
+                dp, dx = vjp(get(c.feature, row.feature[k] + zero))
                 return dx, _add(carry[1], ("projector",), dp)
 
             def layer(j: jax.Array, carry: Gradient) -> Gradient:
@@ -198,15 +176,15 @@ class Tasks:
             dx, stack = lax.fori_loop(0, row.end - row.begin, layer, (dy, stack))
             c = c._replace(grads=_with(grads, ("encoder", "layers"), stack)).after(dx)
 
-            def embed(c: Carry) -> Carry:
-                image = self.batch["image"][row.microbatch, row.unit[k]]
+            def embed(zero: jax.Array, c: Carry) -> Carry:
+                image = self.batch["image"][row.microbatch + zero, row.unit[k]]
                 _, vjp = jax.vjp(
                     lambda p: self.model.embed_image(p, image), self.params["encoder"]["embed"]
                 )
                 return c._replace(grads=_add(c.grads, ("encoder", "embed"), vjp(dx)[0]))
 
-            def wait(c: Carry) -> Carry:
-                return c._replace(encoder=put(c.encoder, dx, slot, row.begin))
+            def wait(zero: jax.Array, c: Carry) -> Carry:
+                return c._replace(encoder=put(c.encoder, dx, slot + zero, row.begin))
 
             return when(row.begin == 0, embed, when(row.begin > 0, wait, c))
 

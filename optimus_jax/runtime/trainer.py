@@ -66,10 +66,9 @@ class Trainer:
 
     def shardings(self) -> TrainState:
         """Shardings of the staged state, each module on its own mesh."""
-        meshes = self.executor.meshes
-        weights = sharding.shardings(self.executor.axes, meshes)
+        weights = self.executor.weight_shardings()
         state = jax.eval_shape(self._initial, jax.random.key(0))
-        whole = NamedSharding(meshes.grid, Spec())
+        whole = NamedSharding(self.executor.meshes.grid, Spec())
         return map_weights(lambda _: weights, state, lambda _: whole)
 
     def init(self) -> TrainState:

@@ -92,3 +92,11 @@ def _regions(lane: Lane, step: float) -> dict[str, tuple[float, float]]:
             encoder += inside * task.kind.is_encoder
         out[cause] = max(0.0, until - begin - work), encoder
     return out
+
+
+def cause_at(moment: float, lane: Lane) -> str:
+    """Why a device is idle at a moment: before, between or after its LLM tasks."""
+    llm = [(start, end) for task, start, end in lane if not task.kind.is_encoder]
+    if not llm or moment < llm[0][0]:
+        return "pp_warmup"
+    return "pp_cooldown" if moment > llm[-1][1] else "pp_other"

@@ -175,7 +175,7 @@ class _Placing:
         if meetings[0].delay == 0:
             self._insert(exchange, meetings[0], sender, receiver)
             return
-        for meeting in self._priced(meetings, sender, receiver):
+        for meeting in self._priced(meetings, exchange, sender, receiver):
             self._insert(exchange, meeting, sender, receiver)
             try:
                 self.timing = simulate(self.sequences, self.flow, self.durations)
@@ -215,7 +215,7 @@ class _Placing:
         left = self._windows(sender, made + 1, len(self.sequences[sender]))
         right = self._windows(receiver, 0, used)
         starts, ends = [w.start for w in right], [w.end for w in right]
-        found = []
+        found, travel = [], self.durations.travel(value.is_feature)
         for a in left:
             # the receiver's windows that overlap, and one more on each side
             low = bisect.bisect_left(ends, a.start - _EPSILON) - 1
@@ -224,14 +224,16 @@ class _Placing:
                 at = max(a.start, b.start)
                 delay = 0.0
                 for window in (a, b):
-                    over = at + self.durations.transfer - window.end
+                    over = at + travel - window.end
                     if over > _EPSILON or (window.strict and over > -_EPSILON):
                         delay = max(delay, over, _EPSILON)
                 found.append(_Meeting(delay, at, a.position, b.position))
         late = value.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
         return sorted(found, key=lambda m: (round(m.delay, 9), -m.at if late else m.at))
 
-    def _priced(self, meetings: list[_Meeting], sender: int, receiver: int) -> list[_Meeting]:
+    def _priced(
+        self, meetings: list[_Meeting], exchange: Exchange, sender: int, receiver: int
+    ) -> list[_Meeting]:
         """The meetings with their prices, cheapest first, then in the order given.
 
         The step then takes the longest way through the meeting, or what it takes now: the time up
@@ -240,11 +242,11 @@ class _Placing:
         """
         if len(self.timing.log) < sum(map(len, self.sequences)):  # exchanges without delay are new
             self.timing = simulate(self.sequences, self.flow, self.durations)
-        tails = self._tails()
+        tails, travel = self._tails(), self.durations.travel(exchange.features)
         priced = []
         for m in meetings:
             rest = max(tails[sender][m.sender], tails[receiver][m.receiver])
-            price = max(self.timing.end, m.at + self.durations.transfer + rest)
+            price = max(self.timing.end, m.at + travel + rest)
             priced.append(m._replace(price=round(price, 9)))
         return sorted(priced, key=lambda m: m.price)
 
@@ -267,7 +269,8 @@ class _Placing:
                 reads, writes = self.flow.io[device, item]
                 for value in writes:
                     if value in use and value not in moved:
-                        away = self.durations.transfer if self.flow.moves(value) else 0.0
+                        moves = self.flow.moves(value)
+                        away = self.durations.travel(value.is_feature) if moves else 0.0
                         rest = max(rest, use[value] + away)
                 tail = rest + end - start
                 use.update(dict.fromkeys(reads, tail))
@@ -285,7 +288,7 @@ class _Placing:
         return windows
 
     def _insert(self, exchange: Exchange, meeting: _Meeting, sender: int, receiver: int) -> None:
-        interval = meeting.at, meeting.at + self.durations.transfer
+        interval = meeting.at, meeting.at + self.durations.travel(exchange.features)
         for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
             self.sequences[device].insert(position, exchange)
             self.timing.intervals[device].insert(position, interval)

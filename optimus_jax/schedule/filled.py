@@ -18,6 +18,11 @@ _PLACING = 150_000  # effort for Programs: placing the exchanges of n tasks take
 _REPAIRS = 25  # at most so many Programs in a repair
 
 
+def filled_whole(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
+    """As `filled`, but no microbatch's pictures are spread over devices: what that is worth."""
+    return _best(llm, pipe, durations, [_whole(pipe)])
+
+
 def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     """Encoder tasks in all bubbles: warm-up, cool-down and the waits between them.
 
@@ -33,9 +38,14 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
 
     Raises ScheduleError if no packing has places for its exchanges.
     """
+    return _best(llm, pipe, durations, list(_splits(pipe)))
+
+
+def _best(llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[Part]]) -> Schedule:
+    """The best packing of any of the `splits` of the encoder's work into parts."""
     bound = lower_bound(llm, pipe, durations)
     candidates = []
-    for parts in _splits(pipe):
+    for parts in splits:
         packing = _packed(llm, pipe, durations, parts)
         candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
         if _improve(packing, bound):
@@ -100,12 +110,16 @@ def lower_bound(llm: Orders, pipe: Pipeline, durations: Durations) -> float:
     return max(forward * at_once + max(alone.end, drained), work / pipe.stages)
 
 
+def _whole(pipe: Pipeline) -> list[Part]:
+    return [(i, ()) for i in range(pipe.microbatches)]
+
+
 def _splits(pipe: Pipeline) -> Iterator[list[Part]]:
     """Ways to cut the encoder's work into parts: whole, ends spread, all spread."""
     single: list[tuple[int, ...]] = [(u,) for u in range(pipe.units)] if pipe.units > 1 else [()]
     ends = {0, pipe.microbatches - 1}
     everything = range(pipe.microbatches)
-    yield [(i, ()) for i in everything]
+    yield _whole(pipe)
     yield [(i, u) for i in everything for u in (single if i in ends else [()])]
     yield [(i, u) for i in everything for u in single]
 

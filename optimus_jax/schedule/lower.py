@@ -126,7 +126,7 @@ def _time(ticks: list[Tick], pipe: Pipeline, durations: Durations) -> float:
             clock[device] += durations.of(task, device, pipe)
         if tick.links:
             for a, b in patterns[_pattern(tick, pipe)].links:
-                clock[a] = clock[b] = max(clock[a], clock[b]) + durations.transfer
+                clock[a] = clock[b] = max(clock[a], clock[b]) + durations.travel(tick.features)
     return max(clock)
 
 

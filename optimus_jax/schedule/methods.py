@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from optimus_jax.schedule.coarse import coarse
-from optimus_jax.schedule.filled import filled
+from optimus_jax.schedule.filled import filled, filled_whole
 from optimus_jax.schedule.pipeline import ORDERS
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Task
@@ -62,6 +62,7 @@ METHODS: dict[str, Method] = {
     "encoder_first": encoder_first,
     "phased": phased,
     "coarse": coarse,
+    "filled_whole": filled_whole,
     "filled": filled,
 }
 

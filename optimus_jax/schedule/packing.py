@@ -43,6 +43,8 @@ class Packing:
         self.length = [
             durations.of(t, d, pipe) for t, d in zip(self.tasks, self.device, strict=True)
         ]
+        self.is_encoder = [task.kind.is_encoder for task in self.tasks]
+        self.travel = durations.travel(False), durations.travel(True)
         self._connect()
         self.work = 0  # tasks timed so far, a measure of effort that is the same on every machine
         self._time()
@@ -137,7 +139,6 @@ class Packing:
     def _time(self) -> None:
         """Heads and tails of all tasks that have a place, and the end of the step."""
         count, device, length, after = len(self.tasks), self.device, self.length, self.after
-        transfer = self.durations.transfer
         head, tail, following = [0.0] * count, [0.0] * count, [-1] * count
         waits = list(self.waits)
         for order in self.orders:
@@ -153,7 +154,7 @@ class Packing:
             for m in (*after[n], following[n]):
                 if m < 0 or device[m] < 0:
                     continue
-                arrival = end if device[m] == device[n] else end + transfer
+                arrival = end if device[m] == device[n] else end + self._away(n, m)
                 if arrival > head[m]:
                     head[m] = arrival
                 waits[m] -= 1
@@ -165,13 +166,17 @@ class Packing:
             rest = 0.0
             for m in (*after[n], following[n]):
                 if m >= 0 and device[m] >= 0:
-                    way = tail[m] if device[m] == device[n] else tail[m] + transfer
+                    way = tail[m] if device[m] == device[n] else tail[m] + self._away(n, m)
                     if way > rest:
                         rest = way
             tail[n] = rest + length[n]
         self.head, self.tail = head, tail
         self.end = max(tail[order[0]] + head[order[0]] for order in self.orders if order)
         self.work += len(done)
+
+    def _away(self, n: int, m: int) -> float:
+        """Seconds in which a value travels between two tasks of different devices."""
+        return self.travel[self.is_encoder[n] or self.is_encoder[m]]
 
     def _best(self, n: int, device: int) -> tuple[float, int]:
         """The shortest longest way through task `n` on a device, and its position there.
@@ -185,12 +190,12 @@ class Packing:
             if self.device[m] >= 0:
                 end = head[m] + length[m]
                 not_before = max(not_before, end)
-                away = self.durations.transfer if self.device[m] != device else 0.0
+                away = self._away(n, m) if self.device[m] != device else 0.0
                 earliest = max(earliest, end + away)
         for m in self.after[n]:
             if self.device[m] >= 0:
                 not_after = min(not_after, head[m])
-                away = self.durations.transfer if self.device[m] != device else 0.0
+                away = self._away(n, m) if self.device[m] != device else 0.0
                 rest = max(rest, tail[m] + away)
         order = self.orders[device]
         best, at, free = float("inf"), len(order), 0.0

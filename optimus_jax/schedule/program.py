@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,6 +90,23 @@ class Columns:
         return row
 
 
+class Meeting(NamedTuple):
+    """An exchange between two devices: at which tick, of which payload class, and when."""
+
+    tick: int
+    pair: tuple[int, int]
+    features: bool
+    start: float
+    end: float
+
+
+class Trace(NamedTuple):
+    """What a Program does when: by device, tasks with start and end; and the meetings."""
+
+    tasks: list[list[tuple[Task, float, float]]]
+    meetings: list[Meeting]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """int32 `table` [ticks, devices, columns] and `pattern` [ticks], the index of each tick's
@@ -116,18 +134,10 @@ class Program:
 
     def task(self, tick: int, device: int) -> Task | None:
         """The task of one row, read back from the table; None if idle."""
-        row, at = self.table[tick, device], self.columns
-        if not row[at["kind"]]:
-            return None
-        kind = next((kind for kind, number in KINDS.items() if number == row[at["kind"]]), None)
-        if kind is None:
-            raise ScheduleError(f"tick {tick} device {device}: no task has kind {row[at['kind']]}")
-        microbatch = int(row[at["microbatch"]])
-        if not kind.is_encoder:
-            return Task(kind, microbatch, int(row[at["chunk"]]))
-        units = tuple(int(u) for u in row[at["unit"]][: row[at["count"]]])
-        layers = int(row[at["begin"]]), int(row[at["end"]])
-        return self.pipeline.short(Task(kind, microbatch, units=units, layers=layers))
+        try:
+            return task_of(self.table[tick, device], self.pipeline)
+        except ScheduleError as error:
+            raise ScheduleError(f"tick {tick} device {device}: {error}") from None
 
     def padded(self, ticks: int, slots: Slots) -> Program:
         """The same program in a larger shape, so that it shares a compilation with others.
@@ -151,20 +161,28 @@ class Program:
     def time(self, durations: Durations) -> list[list[tuple[Task, float, float]]]:
         """By device, its tasks with start and end under the timing rule of a Program: a tick starts
         on a device when its last task has ended, and that of every device with which it exchanged;
-        an exchange takes the transfer time."""
+        an exchange takes its transfer time."""
+        return self.trace(durations).tasks
+
+    def trace(self, durations: Durations) -> Trace:
+        """As `time`, with the exchanges."""
         clock = [0.0] * self.pipeline.stages
-        out: list[list[tuple[Task, float, float]]] = [[] for _ in clock]
+        trace = Trace([[] for _ in clock], [])
         patterns = alphabet(self.pipeline)
         for tick in range(self.ticks):
             for device in range(self.pipeline.stages):
                 task = self.task(tick, device)
                 if task is not None:
                     end = clock[device] + durations.of(task, device, self.pipeline)
-                    out[device].append((task, clock[device], end))
+                    trace.tasks[device].append((task, clock[device], end))
                     clock[device] = end
-            for a, b in patterns[self.pattern[tick]].links:
-                clock[a] = clock[b] = max(clock[a], clock[b]) + durations.transfer
-        return out
+            pattern = patterns[self.pattern[tick]]
+            for a, b in sorted(pattern.links):
+                start = max(clock[a], clock[b])
+                end = start + durations.travel(pattern.features)
+                clock[a] = clock[b] = end
+                trace.meetings.append(Meeting(tick, (a, b), pattern.features, start, end))
+        return trace
 
     def end(self, durations: Durations) -> float:
         """Seconds of the whole Program without the epilogue."""
@@ -177,3 +195,19 @@ def fit_together(programs: list[Program]) -> list[Program]:
     for program in programs:
         slots, ticks = slots.covering(program.slots), max(ticks, program.ticks)
     return [program.padded(ticks, slots) for program in programs]
+
+
+def task_of(row: np.ndarray, pipe: Pipeline) -> Task | None:
+    """The task that a row of a table names; None if idle. ScheduleError for an unknown kind."""
+    at = Columns(pipe.units)
+    if not row[at["kind"]]:
+        return None
+    kind = next((kind for kind, number in KINDS.items() if number == row[at["kind"]]), None)
+    if kind is None:
+        raise ScheduleError(f"no task has kind {row[at['kind']]}")
+    microbatch = int(row[at["microbatch"]])
+    if not kind.is_encoder:
+        return Task(kind, microbatch, int(row[at["chunk"]]))
+    units = tuple(int(u) for u in row[at["unit"]][: row[at["count"]]])
+    layers = int(row[at["begin"]]), int(row[at["end"]])
+    return pipe.short(Task(kind, microbatch, units=units, layers=layers))

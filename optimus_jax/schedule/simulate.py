@@ -22,7 +22,8 @@ class Durations:
 
     `forward`, `backward`: one entry for each virtual stage. `encoder_forward`, `encoder_backward`:
     one entry for each encoder layer, of one unit; the first includes the patch embedding, the last
-    the projector. `epilogue`: gradient reduction and optimiser at the end of the step.
+    the projector. `transfer`: an exchange of LLM values; `feature_transfer`: one of features, the
+    same if None. `epilogue`: gradient reduction and optimiser at the end of the step.
     """
 
     forward: tuple[float, ...]
@@ -31,13 +32,20 @@ class Durations:
     encoder_backward: tuple[float, ...]
     transfer: float = 0.0
     epilogue: float = 0.0
+    feature_transfer: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward"):
             if min(getattr(self, name), default=0.0) <= 0:
                 raise ScheduleError(f"durations of {name} must be positive: {getattr(self, name)}")
-        if min(self.transfer, self.epilogue) < 0:
-            raise ScheduleError("transfer and epilogue must not take negative time")
+        if min(self.transfer, self.epilogue, self.feature_transfer or 0.0) < 0:
+            raise ScheduleError("transfers and epilogue must not take negative time")
+
+    def travel(self, features: bool) -> float:
+        """Seconds of an exchange of features, or of LLM values."""
+        if features and self.feature_transfer is not None:
+            return self.feature_transfer
+        return self.transfer
 
     @classmethod
     def uniform(
@@ -132,7 +140,8 @@ def simulate(sequences: Sequence[Sequence[Item]], flow: Dataflow, durations: Dur
                     continue
                 waiting[value].add(device)
                 return None
-            travel = durations.transfer if flow.producer[value][0] != device else 0.0
+            moves = flow.producer[value][0] != device
+            travel = durations.travel(value.is_feature) if moves else 0.0
             start = max(start, arrival[value] + travel)
         end = start + durations.of(task, device, flow.pipe)
         advance(device, task, start, end)
@@ -149,7 +158,7 @@ def simulate(sequences: Sequence[Sequence[Item]], flow: Dataflow, durations: Dur
             return None
         start = max(clock[device], clock[other])
         for d in exchange.pair:
-            advance(d, exchange, start, start + durations.transfer)
+            advance(d, exchange, start, start + durations.travel(exchange.features))
         return [other]
 
     def advance(device: int, item: Item, start: float, end: float) -> None:

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from optimus_jax.data import digits, tokens
-from optimus_jax.data.batches import Batches, Prefetch, digits_dataset
+from optimus_jax.data.batches import Batches, Prefetch, examples
+from optimus_jax.data.digits import Digits
 
 WAIT = 10  # seconds, for what should take milliseconds
 
 
-def dataset(split="heldout", seed=0, **changes):
-    shape = {"canvas": (12, 40), "count": (1, 4), "image_tokens": 6, "length": 16}
-    return digits_dataset(split, seed, **{**shape, **changes})
+def dataset(split="heldout", seed=0, count=(1, 4), **changes):
+    shape = {"canvas": (12, 40), "image_tokens": 6, "length": 16}
+    return examples(Digits(*count), split, seed, **{**shape, **changes})
 
 
 def same(left: dict, right: dict) -> bool:
@@ -70,13 +71,28 @@ def test_the_dataset_does_not_repeat():
     [
         ({"split": "test"}, r"'test' does not exist.*train, heldout"),
         ({"seed": -1}, r"seed is -1.*at least 0"),
-        ({"canvas": (12, 31)}, r"width 31;.*would do is \(8, 32\)"),
+        ({"canvas": (12, 31)}, r"4 digits.*12 x 31 pixels.*would do is 8 x 32"),
         ({"length": 14}, r"needs 15 positions.*length is 14"),
     ],
 )
 def test_what_some_example_would_not_fit_is_refused_at_once(changes, message):
     with pytest.raises(ValueError, match=message):
         dataset(**changes)
+
+
+def test_hidden_text_is_missing_from_the_tokens_alone():
+    plain, hiding = dataset("train"), dataset("train", hide_text=0.8)
+    shares = []
+    for index in range(200):
+        whole, holes = plain[index], hiding[index]
+        hidden = whole["tokens"] != holes["tokens"]
+        assert np.all(holes["tokens"][hidden] == tokens.PAD)
+        assert np.all(whole["tokens"][hidden] >= tokens.FIRST_CHARACTER)
+        for name in ("image", "targets", "weights", "caption"):
+            assert np.array_equal(whole[name], holes[name])
+        shares.append(hidden.sum() / len(whole["caption"]))
+        assert same(dataset("train", hide_text=0.8)[index], holes) or index > 9
+    assert 0.3 < np.mean(shares) < 0.5 and min(shares) == 0 and max(shares) > 0.7
 
 
 def test_rows_alone_equal_rows_of_the_whole_batch():

@@ -9,10 +9,12 @@ from optimus_jax.data import tokens
 def test_vocabulary_is_fixed():
     assert (tokens.PAD, tokens.BOS, tokens.EOS, tokens.IMAGE) == (0, 1, 2, 3)
     assert tokens.encode("0123456789 ") == list(range(4, 15))
-    assert tokens.SIZE == 15
+    assert tokens.encode("azAZ.+") == [15, 40, 41, 66, 67, 82]
+    assert tokens.SIZE == 83
+    assert len(set(tokens.CHARACTERS)) == len(tokens.CHARACTERS)
 
 
-@pytest.mark.parametrize("text", ["", "3 1 4", "0123456789 ", " 9"])
+@pytest.mark.parametrize("text", ["", "3 1 4", tokens.CHARACTERS, " 9", "A red fox!"])
 def test_decode_reads_back_what_encode_wrote(text):
     assert tokens.decode(tokens.encode(text)) == text
 
@@ -25,13 +27,13 @@ def test_decode_stops_at_eos_and_skips_what_is_not_text():
 
 
 def test_encode_names_the_unknown_character_and_the_valid_ones():
-    with pytest.raises(ValueError, match=r"'x' at position 2 of '1 x'.*'0123456789 '"):
-        tokens.encode("1 x")
+    with pytest.raises(ValueError, match=r"'ä' at position 2 of '1 ä'.*0123456789 abc"):
+        tokens.encode("1 ä")
 
 
-@pytest.mark.parametrize("unknown", [-1, 15])
+@pytest.mark.parametrize("unknown", [-1, 83])
 def test_decode_names_the_unknown_id_and_the_valid_ones(unknown):
-    with pytest.raises(ValueError, match=rf"id {unknown} is not.*0 to 14"):
+    with pytest.raises(ValueError, match=rf"id {unknown} is not.*0 to 82"):
         tokens.decode([4, unknown])
 
 

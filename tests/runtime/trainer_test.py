@@ -73,7 +73,7 @@ def test_steps_equal_optax_with_clipping_on_the_sequential_model(
             if path[-1].key == "qkv_bias":
                 # softmax does not feel a key bias: its gradient is rounding, which Adam blows up
                 got, want = got[:, ::2], want[:, ::2]
-            np.testing.assert_allclose(got, want, atol=2e-5, err_msg=str(path))
+            np.testing.assert_allclose(got, want, atol=5e-5, err_msg=str(path))
 
 
 def test_no_loop_of_the_training_step_copies_a_slot_or_a_gradient(

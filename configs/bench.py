@@ -1,0 +1,52 @@
+"""Sizes for python -m optimus_jax.bench."""
+
+from ml_collections import ConfigDict
+
+PRESETS = {  # pp, chunks, microbatches, rows of a microbatch, encoder layers
+    "pp2_m4": (2, 1, 4, 10, 3),
+    "pp2_m8": (2, 1, 8, 10, 3),
+    "pp4_m8": (4, 1, 8, 12, 6),
+    "pp8_v2_m16": (8, 2, 16, 16, 6),
+}
+
+
+def get_config(preset: str = "pp2_m4") -> ConfigDict:
+    pp, chunks, microbatches, rows, encoder_layers = PRESETS[preset]
+    c = ConfigDict()
+    c.hardware = "cpu_core"
+    c.evaluate_examples = 16
+
+    c.model = ConfigDict()
+    c.model.dtype = "float32"
+    c.model.image_height = 64
+    c.model.image_width = 64
+    c.model.text_length = 64
+    c.model.projector_hidden = 384
+    c.model.encoder = ConfigDict(dict(layers=encoder_layers, width=256, heads=4, hidden=1024, patch=8))
+    c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=384, heads=6, hidden=1536))
+
+    c.data = ConfigDict()
+    c.data.name = "digits"
+    c.data.digits_low = 1
+    c.data.digits_high = 4
+
+    c.parallel = ConfigDict()
+    c.parallel.dp = 1
+    c.parallel.pp = pp
+    c.parallel.chunks = chunks
+    c.parallel.microbatches = microbatches
+    c.parallel.order = "1f1b"
+    c.parallel.method = "filled"
+
+    c.train = ConfigDict()
+    c.train.seed = 0
+    c.train.batch = rows * microbatches
+    c.train.steps = 1000
+    c.train.learning_rate = 1e-5
+    c.train.warmup = 10
+    c.train.weight_decay = 0.0
+    c.train.clip = 1.0
+    c.train.log_every = 10
+    c.train.save_every = 1000
+    c.train.keep = 1
+    return c

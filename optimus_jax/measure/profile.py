@@ -1,0 +1,152 @@
+"""Measured costs: each kind of task, exchange and the epilogue, timed alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from optimus_jax.config import Config
+from optimus_jax.cost.costs import Costs, Pass
+from optimus_jax.measure import probes
+from optimus_jax.measure.rounds import Spread, by_turns
+from optimus_jax.measure.session import Session
+from optimus_jax.parallel.agreement import share
+from optimus_jax.schedule.program import Slots
+from optimus_jax.schedule.task import Pipeline
+
+REPEATS, ROUNDS = 2, 9
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Costs with the measurements that they come from, by name: seconds of one task."""
+
+    costs: Costs
+    measurements: dict[str, Spread]
+    where: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """A file that `Costs.load` reads."""
+        pathlib.Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
+
+def shape(pipe: Pipeline) -> tuple[Slots, int]:
+    """Least slots and ticks of a session that a profile can be taken in."""
+    slots = Slots(1, 1, min(REPEATS, pipe.microbatches), 2 * REPEATS)
+    return slots, probes.ticks_needed(pipe, slots, REPEATS)
+
+
+def take(session: Session, rounds: int = ROUNDS, emulated: Costs | None = None) -> Profile:
+    """Times every probe on all devices at once, in rounds: a step with the task some times against
+    the same step without it. With `emulated` costs, only exchanges and the epilogue are timed, and
+    the rest is taken from there.
+
+    Every process gets the figures of the first.
+    """
+    pipe = session.config.pipeline
+    chosen = probes.probes(pipe, REPEATS)
+    if emulated is not None:
+        chosen = [p for p in chosen if p.kind is None]
+    runs: dict[str, Callable[[], float]] = {}
+
+    def add(name: str, probe: probes.Probe | None, run: bool) -> None:
+        program = probes.program(probe, pipe, session.slots, session.ticks, run)
+        tables = session.place(program)
+        runs[name] = lambda: session.seconds(tables)
+
+    add("epilogue", None, False)
+    for probe in chosen:
+        add(f"{probe.name}, without", probe, False)
+        add(probe.name, probe, True)
+    times = by_turns(runs, rounds)
+    found = {"epilogue": Spread.of(times["epilogue"])}
+    for probe in chosen:
+        pairs = zip(times[probe.name], times[f"{probe.name}, without"], strict=True)
+        found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in pairs)
+    found = share(found)
+    costs = _emulated(emulated, found) if emulated else _costs(session.config, found)
+    return Profile(costs, found, {**_where(session), "rounds": rounds})
+
+
+def _emulated(costs: Costs, found: dict[str, Spread]) -> Costs:
+    return dataclasses.replace(costs, **_between_tasks(found))
+
+
+def _between_tasks(found: dict[str, Spread]) -> dict[str, float]:
+    def median(name: str) -> float:
+        return max(found[name].median, 0.0) if name in found else 0.0
+
+    return {
+        "exchange": median("exchange"),
+        "feature_exchange": median("feature exchange"),
+        "epilogue": median("epilogue"),
+    }
+
+
+def _costs(config: Config, found: dict[str, Spread]) -> Costs:
+    """Parts whose sums are the tasks measured: what a task without layers takes is its ends, the
+    rest is shared out among the layers."""
+    pipe = config.pipeline
+    most, layers = max(pipe.llm_layers), pipe.encoder_layers
+
+    def median(name: str) -> float:
+        return max(found[name].median, 0.0)
+
+    def beyond(name: str, part: str) -> float:
+        return max(median(name) - median(part), 0.0)
+
+    def both(function: Callable[[str], float]) -> Pass:
+        return Pass(function("F"), function("B"))
+
+    def encoder(function: Callable[[str], float]) -> Pass:
+        return Pass(function("EF"), function("EB"))
+
+    def encoder_layer(kind: str) -> float:
+        ends = median(f"{kind} patches") + median(f"{kind} projector")
+        return max(median(f"{kind} whole") - ends, 0.0) / layers
+
+    return Costs(
+        source="measured",
+        llm_task=both(lambda kind: median(f"{kind} none")),
+        llm_layer=both(lambda kind: beyond(f"{kind} layers", f"{kind} none") / most),
+        llm_embedding=both(lambda kind: beyond(f"{kind} first", f"{kind} none")),
+        head=beyond("F last", "F none"),
+        encoder_layer=encoder(encoder_layer),
+        patch_embedding=encoder(lambda kind: median(f"{kind} patches")),
+        projector=encoder(lambda kind: median(f"{kind} projector")),
+        **_between_tasks(found),
+    )
+
+
+def _where(session: Session) -> dict[str, Any]:
+    device = session.mesh.devices.flat[0]
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "processor": processor(),
+        "devices": session.mesh.size,
+        "processes": jax.process_count(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as it tells."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

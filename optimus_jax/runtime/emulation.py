@@ -1,0 +1,45 @@
+"""Emulated tasks: each sleeps as long as it would take, so many stages need no cores of their own.
+
+Exchanges, ticks, gradient reduction and optimiser stay what they are. Loss and gradients mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from optimus_jax.parallel.mesh import PIPE
+from optimus_jax.runtime.carry import Carry, Row
+from optimus_jax.schedule.program import task_of
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import Pipeline
+
+
+class Sleeps:
+    """Stands for `Tasks` (runtime/tasks.py): the same methods, each a sleep."""
+
+    def __init__(self, durations: Durations, pipe: Pipeline):
+        self.durations, self.pipe = durations, pipe
+
+    def forward(self, c: Carry, row: Row) -> Carry:
+        """Any task: the row says which, and `durations` how long it takes on this device."""
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return c.after(
+            jax.pure_callback(self._sleep, shape, row.table, lax.axis_index(PIPE), c.nans)
+        )
+
+    backward = encoder_forward = encoder_backward = forward
+
+    def _sleep(self, table: jax.Array, device: jax.Array, _: jax.Array) -> np.float32:
+        end = time.perf_counter()
+        task = task_of(np.asarray(table), self.pipe)
+        assert task is not None, "only rows with a task run"
+        end += self.durations.of(task, int(device), self.pipe)
+        while (left := end - time.perf_counter()) > 0:
+            time.sleep(left)
+        return np.float32(0)
