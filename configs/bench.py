@@ -3,8 +3,8 @@
 from ml_collections import ConfigDict
 
 PRESETS = {  # pp, chunks, microbatches, rows of a microbatch, encoder layers
-    "pp2_m4": (2, 1, 4, 10, 3),
-    "pp2_m8": (2, 1, 8, 10, 3),
+    "pp2_m4": (2, 1, 4, 12, 4),
+    "pp2_m8": (2, 1, 8, 12, 4),
     "pp4_m8": (4, 1, 8, 12, 6),
     "pp8_v2_m16": (8, 2, 16, 16, 6),
 }
@@ -21,9 +21,11 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.model.image_height = 64
     c.model.image_width = 64
     c.model.text_length = 64
-    c.model.projector_hidden = 384
-    c.model.encoder = ConfigDict(dict(layers=encoder_layers, width=256, heads=4, hidden=1024, patch=8))
-    c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=384, heads=6, hidden=1536))
+    c.model.projector_hidden = 256
+    c.model.encoder = ConfigDict(
+        dict(layers=encoder_layers, width=192, heads=3, hidden=768, patch=8)
+    )
+    c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=256, heads=4, hidden=1024))
 
     c.data = ConfigDict()
     c.data.name = "digits"

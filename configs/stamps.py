@@ -11,8 +11,8 @@ of one drawing (the letter A in its styles, mirror images, near copies) are all 
 On two CPU cores a step takes 0.13 s and the run 1 minute 40. The loss of held-out captions is then
 2.20 nats a character with their own pictures, and 2.35 with those of other held-out stamps: 0.154
 more, with a standard error of 0.020 (0.109 and 0.015 without the 12 letters among them), and 0.174
-more from another seed. It knows letters from things and kinds of things from one another; 561
-pictures are too few to name a new animal. Sizes and the share of hidden text were chosen on a fifth
+more from another seed. It knows letters from things and a little about things; 561 pictures are too
+few to name a new animal. Sizes and the share of hidden text were chosen on a fifth
 of the train stamps, kept out of training for that, before the held-out ones were looked at.
 """
 

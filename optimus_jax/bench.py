@@ -7,20 +7,21 @@ tasks are sleeps (config.emulate), so that many stages run on few cores.
 
 from __future__ import annotations
 
-import os
 import sys
+import time
 
 from absl import flags
 
-from optimus_jax import cluster, command, processes
+from optimus_jax import command
 from optimus_jax.config_checks import did_you_mean
 from optimus_jax.errors import UserError
+from optimus_jax.measure import start
 from optimus_jax.schedule.methods import METHODS
 
 command.define_config("configs/bench.py")
-flags.DEFINE_integer("processes", 0, "Processes: one for each device (default: as many as needed).")
+start.define_processes()
 flags.DEFINE_list("methods", list(METHODS), "Methods to compare, with commas between.")
-flags.DEFINE_integer("rounds", 15, "Rounds, in each of which every method runs once.", 1)
+flags.DEFINE_integer("rounds", 25, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
 flags.DEFINE_bool("timeline", True, "Run one more step of each method to note when its tasks run.")
 
@@ -28,50 +29,41 @@ flags.DEFINE_bool("timeline", True, "Run one more step of each method to note wh
 def main() -> int:
     options, config = flags.FLAGS, command.config()
     methods = list(dict.fromkeys(options.methods))
-    devices = config.parallel.dp * config.parallel.pp
-    check(methods, options.processes or devices, devices)
-    if devices > 1 and cluster.count() == 1:
-        line = [sys.executable, "-m", "optimus_jax.bench", *sys.argv[1:]]
-        return processes.run_local(line, devices)
-    if not options.emulate and devices > len(os.sched_getaffinity(0)) and cluster.count() == 1:
-        command.say(CROWDED.format(devices=devices))
-    cluster.configure_cpu_devices(1)
-    cluster.initialize()
+    wrong = start.wrong_processes(config) + wrong_methods(methods)
+    if wrong:
+        raise UserError("\n".join(wrong))
+    code = start.start("optimus_jax.bench", config, crowded=options.emulate)
+    if code is not None:
+        return code
     from optimus_jax import bench_report
     from optimus_jax.measure import contest
 
-    done = contest.run(config, methods, options.rounds, options.emulate, options.timeline)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        if command.is_first():
+            print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    done = contest.run(config, methods, options.rounds, options.emulate, options.timeline, say)
     if command.is_first():
         values = bench_report.values(done)
-        bench_report.write(command.workdir(), done, values)
+        where = bench_report.write(command.workdir(), done, values)
         command.say(bench_report.text(values))
+        command.say(f"\nreport: {where} (timeline.html, trace.json, report.json, profile.json)")
         if options.json:
             command.emit(bench_report.summary(values))
     return 0
 
 
-CROWDED = (
-    "{devices} devices share fewer cores: measured times say little about the schedule; --emulate"
-    " needs no cores"
-)
-
-
-def check(methods: list[str], count: int, devices: int) -> None:
-    """Raises UserError with everything that is wrong with the command line."""
+def wrong_methods(methods: list[str]) -> list[str]:
+    """What is wrong with --methods, in words."""
+    valid = list(METHODS)
     wrong = [
-        f"--methods: unknown {name!r}{did_you_mean(name, list(METHODS))}"
+        f"--methods: unknown {name!r}{did_you_mean(name, valid)}"
         for name in methods
         if name not in METHODS
     ]
-    if not methods:
-        wrong.append(f"--methods: none named (valid: {', '.join(METHODS)})")
-    if count != devices:
-        wrong.append(
-            f"--processes={count}: the plan has {devices} devices, and each is to have a process"
-            f" of its own; pass --processes={devices} or another --config"
-        )
-    if wrong:
-        raise UserError("\n".join(wrong))
+    return wrong if methods else [f"--methods: none named (valid: {', '.join(valid)})"]
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def summary(values: dict[str, Any]) -> dict[str, Any]:
     return {**short, "methods": methods}
 
 
-def write(workdir: pathlib.Path, done: Contest, values: dict[str, Any]) -> None:
-    """Writes report.json, report.txt, profile.json, trace.json and timeline.html."""
+def write(workdir: pathlib.Path, done: Contest, values: dict[str, Any]) -> pathlib.Path:
+    """Writes report.json, report.txt, profile.json, trace.json and timeline.html; says where."""
     where = report.folder(workdir)
     where.mkdir(parents=True, exist_ok=True)
     (where / "report.json").write_text(json.dumps(values, indent=2) + "\n")
@@ -98,6 +98,7 @@ def write(workdir: pathlib.Path, done: Contest, values: dict[str, Any]) -> None:
     shown = timeline(workdir.name, done, values)
     page.write(shown, where / "timeline.html")
     chrome.write(shown, where / "trace.json")
+    return where
 
 
 def timeline(title: str, done: Contest, values: dict[str, Any]) -> dict[str, Any]:
@@ -153,11 +154,11 @@ def text(values: dict[str, Any]) -> str:
     """The report as a person reads it on a terminal."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     kind = "emulated" if values["emulated"] else "measured"
     table = Table(
-        "method",
+        Column("method", no_wrap=True, min_width=13),
         *(f"{kind}, ms", "IQR", "predicted", "off by", "phased / it", "of text_only"),
         *("bubbles filled", "encoder spared"),
         box=box.SIMPLE_HEAD,

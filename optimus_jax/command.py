@@ -16,6 +16,7 @@ from ml_collections import ConfigDict, config_flags
 from optimus_jax import cluster
 from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
+from optimus_jax.cost.costs import Costs
 from optimus_jax.errors import UserError as UserError
 
 flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
@@ -34,6 +35,30 @@ def define_config(default: str = DEFAULT_CONFIG) -> None:
     flags.DEFINE_string(
         "workdir", None, "Folder of the run (default: runs/ and the config's name)."
     )
+
+
+def define_costs() -> None:
+    """Declares --costs=FILE."""
+    if "costs" not in flags.FLAGS:
+        flags.DEFINE_string(
+            "costs", None, "Measured costs, as python -m optimus_jax.profile writes."
+        )
+
+
+def costs() -> Costs | None:
+    """The costs that the command line names, None without any.
+
+    Raises UserError if the file holds none.
+    """
+    name = flags.FLAGS.costs
+    if not name:
+        return None
+    try:
+        return Costs.load(name)
+    except OSError as error:
+        raise UserError(f"--costs={name}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"--costs={name}: {error}") from None
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:

@@ -16,6 +16,7 @@ from optimus_jax import cluster, command
 from optimus_jax.config import Config
 
 command.define_config()
+command.define_costs()
 
 
 def main() -> int:
@@ -55,7 +56,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
 
-    plan = make_plan(config)
+    plan = make_plan(config, command.costs())
     meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
     model = Mllm(config.model)
     executor = Executor(model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows)

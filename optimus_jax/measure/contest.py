@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -45,17 +46,30 @@ class Contest:
         return self.profile.costs.durations(self.config)
 
 
-def run(config: Config, methods: list[str], rounds: int, emulate: bool, clocked: bool) -> Contest:
-    """Profiles, plans and times; every process of the run calls it alike."""
+def run(
+    config: Config,
+    methods: list[str],
+    rounds: int,
+    emulate: bool,
+    clocked: bool,
+    say: Callable[[str], None],
+) -> Contest:
+    """Profiles, plans and times; every process of the run calls it alike. `say` tells people how
+    far it is."""
     if emulate:
         config = hollow(config)
     before = emulated(config) if emulate else analytic(config)
+    say("planning from " + before.source + " costs, compiling")
     plans = share(_plans(config, methods, before))
     session = _session(config, plans, emulate)
+    say("timing single tasks")
     taken = profile.take(session, emulated=before if emulate else None)
+    say("planning from the costs measured")
     plans = share(_plans(config, methods, taken.costs))
     if not all(session.fits(plan.program) for plan in plans.values()):
+        say("compiling once more: the plans need more ticks or slots")
         session = _session(config, plans, emulate)
+    say(f"{rounds} rounds of {len(plans)} methods")
     tables = {name: session.place(plan.program) for name, plan in plans.items()}
     times = by_turns(
         {name: lambda t=t: session.seconds(t) for name, t in tables.items()},  # type: ignore[misc]
@@ -63,6 +77,7 @@ def run(config: Config, methods: list[str], rounds: int, emulate: bool, clocked:
     )
     marks: dict[str, Marks] = {}
     if clocked:
+        say("one more step of each, with a clock")
         del session
         marks = _marks(config, plans, emulate)
     return Contest(config, taken, plans, times, marks, emulate)

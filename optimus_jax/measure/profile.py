@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import pathlib
 import platform
@@ -21,7 +22,7 @@ from optimus_jax.parallel.agreement import share
 from optimus_jax.schedule.program import Slots
 from optimus_jax.schedule.task import Pipeline
 
-REPEATS, ROUNDS = 2, 9
+REPEATS, ROUNDS = 2, 15
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -59,21 +60,24 @@ def take(session: Session, rounds: int = ROUNDS, emulated: Costs | None = None) 
     if emulated is not None:
         chosen = [p for p in chosen if p.kind is None]
     runs: dict[str, Callable[[], float]] = {}
+    known: dict[bytes, str] = {}  # probes that need the same preparation share its time
 
-    def add(name: str, probe: probes.Probe | None, run: bool) -> None:
+    def add(name: str, probe: probes.Probe | None, run: bool) -> str:
         program = probes.program(probe, pipe, session.slots, session.ticks, run)
-        tables = session.place(program)
-        runs[name] = lambda: session.seconds(tables)
+        key = program.table.tobytes() + program.pattern.tobytes()
+        if key not in known:
+            known[key] = name
+            tables = session.place(program)
+            runs[name] = lambda: session.seconds(tables)
+        return known[key]
 
     add("epilogue", None, False)
-    for probe in chosen:
-        add(f"{probe.name}, without", probe, False)
-        add(probe.name, probe, True)
+    pairs = {p: (add(p.name, p, True), add(f"{p.name}, without", p, False)) for p in chosen}
     times = by_turns(runs, rounds)
     found = {"epilogue": Spread.of(times["epilogue"])}
-    for probe in chosen:
-        pairs = zip(times[probe.name], times[f"{probe.name}, without"], strict=True)
-        found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in pairs)
+    for probe, (with_it, without) in pairs.items():
+        both = zip(times[with_it], times[without], strict=True)
+        found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in both)
     found = share(found)
     costs = _emulated(emulated, found) if emulated else _costs(session.config, found)
     return Profile(costs, found, {**_where(session), "rounds": rounds})
@@ -150,3 +154,45 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def text(profile: Profile, config: Config) -> str:
+    """The measurements as a person reads them on a terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what, alone on every device", "median, ms", "IQR", "times", box=box.SIMPLE_HEAD)
+    for name, spread in profile.measurements.items():
+        words = WORDS[name].format(
+            layers=max(config.pipeline.llm_layers), encoder=config.pipeline.encoder_layers
+        )
+        figures = f"{1e3 * spread.median:.2f}", f"{1e3 * spread.iqr:.2f}", str(spread.count)
+        table.add_row(words, *figures)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
+    console.print(table)
+    where = profile.where
+    machine = f"{where['devices']} x {where['processor']} ({where['device']}), jax {where['jax']}"
+    return f"{machine}\n\n{console.export_text().rstrip()}"
+
+
+WORDS = {
+    "F layers": "LLM forward, {layers} layers",
+    "F none": "LLM forward without layers",
+    "F first": "  with the embedding",
+    "F last": "  with the head, its loss and gradient",
+    "B layers": "LLM backward, {layers} layers",
+    "B none": "LLM backward without layers",
+    "B first": "  with the embedding",
+    "EF whole": "encoder forward of a unit, {encoder} layers",
+    "EF patches": "  patch embedding only",
+    "EF projector": "  projector only",
+    "EB whole": "encoder backward of a unit, {encoder} layers",
+    "EB patches": "  patch embedding only",
+    "EB projector": "  projector only",
+    "exchange": "exchange of activations and gradients",
+    "feature exchange": "exchange of features",
+    "epilogue": "end of a step: reduction, norm, optimiser; start",
+}

@@ -8,11 +8,12 @@ from optimus_jax import command, report
 from optimus_jax.plan.plan import make_plan
 
 command.define_config()
+command.define_costs()
 
 
 def main() -> int:
     config = command.config()
-    plan = make_plan(config)
+    plan = make_plan(config, command.costs())
     p, pipe = config.parallel, config.pipeline
     values = {**report.predicted(config, plan), "timeline": report.text_grid(plan.lanes)}
     command.say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jax import lax
 
 from optimus_jax.runtime import comparison
 from optimus_jax.runtime.comparison import Bench, compare
-from optimus_jax.runtime.hlo import copies_in_loops
+from optimus_jax.runtime.buffers import when
+from optimus_jax.runtime.hlo import copies_in_loops, products_beside_loops
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import METHODS, schedule
 from optimus_jax.schedule.program import fit_together
@@ -80,6 +82,29 @@ def test_no_loop_copies_a_slot_or_a_gradient(many: tuple[Bench, list, list]) -> 
     shapes = executor.carry_shapes(params)
     assert (programs[0].slots.saved + 1, 3, bench.rows, 11, 24) in shapes
     assert copies_in_loops(hlo, shapes) == []
+    assert products_beside_loops(hlo) == []
+
+
+def test_the_search_for_products_finds_one_that_left_its_loop() -> None:
+    def step(anchored: bool) -> Callable[..., jax.Array]:
+        def tick(total: jax.Array, kind: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+            def task(zero: jax.Array, total: jax.Array) -> jax.Array:
+                place = kind + zero if anchored else kind
+                return total + x[place] @ w
+
+            return when(kind == 1, task, total)
+
+        def run(kinds: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+            return lax.scan(lambda t, k: (tick(t, k, x, w), None), jnp.zeros((40, 50)), kinds)[0]
+
+        return run
+
+    found = []
+    for anchored in (True, False):
+        arguments = jnp.zeros(9, jnp.int32), jnp.ones((3, 40, 60)), jnp.ones((60, 50))
+        hlo = jax.jit(step(anchored)).lower(*arguments).compile().as_text()
+        found.append(products_beside_loops(hlo))
+    assert found[0] == [] and len(found[1]) == 1
 
 
 def test_the_search_for_copies_finds_those_of_a_conditional() -> None:
