@@ -2,16 +2,18 @@
 
 from ml_collections import ConfigDict
 
-PRESETS = {  # pp, chunks, microbatches, rows of a microbatch, encoder layers
-    "pp2_m4": (2, 1, 4, 12, 4),
-    "pp2_m8": (2, 1, 8, 12, 4),
-    "pp4_m8": (4, 1, 8, 12, 6),
-    "pp8_v2_m16": (8, 2, 16, 16, 6),
+PRESETS = {  # pp, chunks, microbatches, rows of a microbatch, encoder layers, emulated e / F
+    "pp2_m4": (2, 1, 4, 12, 3, 0.5),
+    "pp2_m8": (2, 1, 8, 12, 3, 0.5),
+    "pp4_m8": (4, 1, 8, 12, 6, 1.0),
+    "pp8_v2_m16": (8, 2, 16, 16, 6, 1.0),
 }
 
 
 def get_config(preset: str = "pp2_m4") -> ConfigDict:
-    pp, chunks, microbatches, rows, encoder_layers = PRESETS[preset]
+    if preset not in PRESETS:
+        raise ValueError(f"no preset {preset!r}; there is {', '.join(PRESETS)}")
+    pp, chunks, microbatches, rows, encoder_layers, encoder = PRESETS[preset]
     c = ConfigDict()
     c.hardware = "cpu_core"
     c.evaluate_examples = 16
@@ -23,7 +25,7 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.model.text_length = 64
     c.model.projector_hidden = 256
     c.model.encoder = ConfigDict(
-        dict(layers=encoder_layers, width=192, heads=3, hidden=768, patch=8)
+        dict(layers=encoder_layers, width=200, heads=4, hidden=800, patch=8)
     )
     c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=256, heads=4, hidden=1024))
 
@@ -39,6 +41,12 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.parallel.microbatches = microbatches
     c.parallel.order = "1f1b"
     c.parallel.method = "filled"
+
+    c.emulate = ConfigDict()  # with --emulate: task times, beside a stage's forward
+    c.emulate.chunk_forward_s = 0.02
+    c.emulate.backward = 2.0
+    c.emulate.encoder = encoder
+    c.emulate.encoder_backward = 2 * encoder
 
     c.train = ConfigDict()
     c.train.seed = 0

@@ -20,7 +20,9 @@ from optimus_jax.schedule.methods import METHODS
 
 command.define_config("configs/bench.py")
 start.define_processes()
-flags.DEFINE_list("methods", list(METHODS), "Methods to compare, with commas between.")
+flags.DEFINE_list(
+    "methods", list(METHODS), "Methods to compare, with commas between; fsdp is one too."
+)
 flags.DEFINE_integer("rounds", 25, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
 flags.DEFINE_bool("timeline", True, "Run one more step of each method to note when its tasks run.")
@@ -57,12 +59,16 @@ def main() -> int:
 
 def wrong_methods(methods: list[str]) -> list[str]:
     """What is wrong with --methods, in words."""
-    valid = list(METHODS)
+    valid = [*METHODS, "fsdp"]
     wrong = [
         f"--methods: unknown {name!r}{did_you_mean(name, valid)}"
         for name in methods
-        if name not in METHODS
+        if name not in valid
     ]
+    if "fsdp" in methods and flags.FLAGS.emulate:
+        wrong.append("--methods: fsdp has no tasks that could sleep; leave it out or --emulate")
+    if methods == ["fsdp"]:
+        wrong.append("--methods: fsdp alone; name another to compare it with")
     return wrong if methods else [f"--methods: none named (valid: {', '.join(valid)})"]
 
 

@@ -11,16 +11,9 @@ from optimus_jax import report
 from optimus_jax.measure import contest
 from optimus_jax.measure.contest import Contest
 from optimus_jax.measure.rounds import Spread, ratio
+from optimus_jax.plan.plan import Plan
+from optimus_jax.schedule.methods import MEANINGS
 from optimus_jax.timeline import chrome, page, view
-
-MEANINGS = {
-    "text_only": "the LLM alone, no encoder: the ceiling",
-    "encoder_first": "the encoder in the first stage, before and after its LLM work",
-    "phased": "the encoder on all devices, before the LLM's work and after it",
-    "coarse": "as phased, but more where a device waits longer",
-    "filled_whole": "encoder work in every idle interval, whole microbatches",
-    "filled": "encoder work in every idle interval, microbatches spread over devices",
-}
 
 
 def values(done: Contest) -> dict[str, Any]:
@@ -50,15 +43,8 @@ def values(done: Contest) -> dict[str, Any]:
             name: {
                 "measured_s": spread.median,
                 "iqr_s": spread.iqr,
-                "predicted_s": done.plans[name].step_s,
-                "error": spread.median / done.plans[name].step_s - 1,
-                "program_s": done.plans[name].program_s,
-                "event_driven_s": done.plans[name].event_driven_s,
                 "share_of_text_only": text.median / spread.median if text else None,
-                "share_filled": done.plans[name].bubbles.share_filled,
-                "inside_share": done.plans[name].bubbles.inside_share,
-                "time_share": done.plans[name].bubbles.time_share,
-                "schedule": str(done.plans[name].schedule),
+                **_predicted(done.plans.get(name), spread.median),
             }
             for name, spread in spreads.items()
         },
@@ -74,6 +60,23 @@ def values(done: Contest) -> dict[str, Any]:
         "phased_formula_s": contest.phased_s(config, durations),
         "where": done.profile.where,
         "times": done.times,
+    }
+
+
+def _predicted(plan: Plan | None, measured: float) -> dict[str, Any]:
+    """What was predicted of a method; nothing of one that is not a Program."""
+    if plan is None:
+        return {"predicted_s": None, "error": None}
+    bubbles = plan.bubbles
+    return {
+        "predicted_s": plan.step_s,
+        "error": measured / plan.step_s - 1,
+        "program_s": plan.program_s,
+        "event_driven_s": plan.event_driven_s,
+        "share_filled": bubbles.share_filled,
+        "inside_share": bubbles.inside_share,
+        "time_share": bubbles.time_share,
+        "schedule": str(plan.schedule),
     }
 
 
@@ -122,10 +125,10 @@ def timeline(title: str, done: Contest, values: dict[str, Any]) -> dict[str, Any
     return {
         "title": f"{title}: {_plan_words(values)}",
         "notes": [
-            f"Predicted: simulated from costs of single tasks, {_source(values)} before the"
-            " methods ran.",
+            "Predicted: simulated from costs of single tasks, measured before the methods ran.",
             f"Measured steps: medians of {values['rounds']} rounds in which the methods took turns."
-            " The measured timeline is one further step that notes its own times.",
+            " The measured timeline is one further step that notes its own times: of a few, the one"
+            " nearest to the median.",
             f"Ran on {_machine(values)}.",
         ],
         "emulated": done.emulated,
@@ -139,10 +142,6 @@ def _plan_words(values: dict[str, Any]) -> str:
     plan = values["plan"]
     chunks = f", {plan['chunks']} chunks each" if plan["chunks"] > 1 else ""
     return f"{plan['pp']} pipeline stages{chunks}, {plan['microbatches']} microbatches"
-
-
-def _source(values: dict[str, Any]) -> str:
-    return "set by the configuration" if values["emulated"] else "measured"
 
 
 def _machine(values: dict[str, Any]) -> str:
@@ -165,13 +164,14 @@ def text(values: dict[str, Any]) -> str:
     )
     for name, m in values["methods"].items():
         against = values["ratios"].get(f"phased/{name}")
-        share, encoder = m["share_of_text_only"], name != "text_only"
+        share, planned = m["share_of_text_only"], m["predicted_s"] is not None
+        encoder = planned and name != "text_only"
         table.add_row(
             name,
             f"{1e3 * m['measured_s']:.1f}",
             f"{1e3 * m['iqr_s']:.1f}",
-            f"{1e3 * m['predicted_s']:.1f}",
-            f"{m['error']:+.1%}",
+            f"{1e3 * m['predicted_s']:.1f}" if planned else "",
+            f"{m['error']:+.1%}" if planned else "",
             f"{against:.3f}" if against else "",
             f"{share:.1%}" if share else "",
             f"{m['share_filled']:.0%}" if encoder else "",
@@ -186,7 +186,7 @@ def text(values: dict[str, Any]) -> str:
     formula = values["phased_formula_s"]
     lines = [
         f"{_plan_words(values)}; {values['rounds']} rounds; {_machine(values)}",
-        f"costs in ms, {_source(values)} before the rounds: {words}",
+        f"costs in ms, measured before the rounds: {words}",
         "",
         console.export_text().rstrip(),
         "",

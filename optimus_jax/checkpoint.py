@@ -31,8 +31,10 @@ class Checkpoints:
             "characters": tokens.CHARACTERS,
         }
         # what makes a resumed run see the examples that come next, and no others
+        data = dataclasses.asdict(config.data)
+        del data["folder"]  # the same pictures may lie elsewhere
         self.stream = {
-            "data": dataclasses.asdict(config.data),
+            "data": data,
             "train": {"seed": config.train.seed, "batch": config.train.batch},
         }
         if read_only:

@@ -181,7 +181,10 @@ def _load(argv: list[str]) -> ConfigDict:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"--config={name}: {type(error).__name__}: {error}") from error
+        lines = [f"{type(error).__name__}: {error}"]
+        if "Traceback" in lines[0]:  # of an error inside the file; its last line says what
+            lines = lines[0].strip().splitlines()[-1:]
+        raise UserError(f"--config={name}: {lines[0]}") from error
     if not isinstance(values, ConfigDict):
         raise UserError(f"--config={name}: get_config() must return a ConfigDict, not {values!r}")
     return values

@@ -1,4 +1,4 @@
-"""python -m optimus_jax.profile: times each kind of task on this machine, for plan, train and bench.
+"""python -m optimus_jax.profile: times each kind of task on this machine, for plan and train.
 
 Forward and backward of LLM layers and encoder layers, what stands at their ends, exchanges and the
 end of a step: each alone, on all devices at once, inside the compiled training step. The file holds

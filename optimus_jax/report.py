@@ -10,8 +10,10 @@ from typing import Any
 
 from optimus_jax.config import Config
 from optimus_jax.metrics import Stopwatch
-from optimus_jax.plan.plan import Plan
+from optimus_jax.plan.plan import Plan, make_plan
+from optimus_jax.schedule.methods import MEANINGS
 from optimus_jax.schedule.visualize import text_grid
+from optimus_jax.timeline import view
 
 CAUSES = {
     "pp_warmup": "pipeline warm-up",
@@ -48,8 +50,10 @@ def predicted(config: Config, plan: Plan) -> dict[str, Any]:
 
 
 def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -> dict[str, Any]:
-    """Writes report.json, timeline.txt and timeline.png and returns the report's values."""
+    """Writes report.json, report.txt, trace.json and the timeline as text, picture and page;
+    returns the report's values."""
     from optimus_jax import picture
+    from optimus_jax.timeline import chrome, page
 
     values = {
         **predicted(config, plan),
@@ -62,8 +66,44 @@ def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -
     where.mkdir(parents=True, exist_ok=True)
     (where / "timeline.txt").write_text(values["timeline"] + "\n")
     picture.timeline(plan, config, where / "timeline.png")
+    shown = timeline(workdir.name, config, plan, values)
+    page.write(shown, where / "timeline.html")
+    chrome.write(shown, where / "trace.json")
     save(workdir, values)
     return values
+
+
+def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> dict[str, Any]:
+    """What the timeline page of a training run shows: its method, and the LLM alone."""
+    method = config.parallel.method
+    plans = {method: plan, "text_only": make_plan(config, plan.costs, "text_only")}
+    quartiles = values["measured_quartiles_s"]
+    measured = {
+        "measured_s": values["measured_step_s"],
+        "iqr_s": quartiles[1] - quartiles[0] if quartiles else None,
+    }
+    return {
+        "title": f"{title}: {config.parallel.pp} pipeline stages,"
+        f" {config.parallel.microbatches} microbatches",
+        "notes": [
+            f"Predicted: simulated from {plan.costs.source} costs, not measured.",
+            f"Measured step: median of {values['steps_timed']} training steps."
+            " python -m optimus_jax.bench also measures when each task runs.",
+        ],
+        "emulated": False,
+        "devices": config.parallel.pp,
+        "bound_s": None,
+        "methods": [
+            {
+                "name": name,
+                "meaning": MEANINGS[name],
+                "predicted_s": one.step_s,
+                **(measured if name == method else dict.fromkeys(measured)),
+                "views": {"predicted": view.predicted(one)},
+            }
+            for name, one in plans.items()
+        ],
+    }
 
 
 def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:

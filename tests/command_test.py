@@ -117,9 +117,9 @@ def test_overrides_are_checked_against_the_file_that_is_named(
 
 
 WRONG = [
-    (["--config=configs/nope.py"], "no file 'configs/nope.py'; there is configs/digits.py"),
-    (["--config", "configs/nope.py"], "no file 'configs/nope.py'; there is configs/digits.py"),
-    (["--config="], "--config=: no file ''; there is configs/digits.py"),
+    (["--config=configs/nope.py"], "no file 'configs/nope.py'; there is configs/bench.py"),
+    (["--config", "configs/nope.py"], "no file 'configs/nope.py'; there is configs/bench.py"),
+    (["--config="], "--config=: no file ''; there is configs/bench.py"),
     (["--config"], "Missing value for flag --config"),
     (["--workdir"], "Missing value for flag --workdir"),
     (["--confg=1"], "Unknown command line flag 'confg'. Did you mean: config ?"),

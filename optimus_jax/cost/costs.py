@@ -123,8 +123,8 @@ def analytic(config: Config) -> Costs:
 
 
 def emulated(config: Config) -> Costs:
-    """Costs of tasks that sleep (config.emulate): every chunk takes the same, embedding, head and
-    the encoder's ends nothing. Exchange and epilogue are not emulated, hence 0 until measured."""
+    """Costs that tasks of an emulated run sleep for (config.emulate): every chunk takes the same,
+    embedding, head and the encoder's ends nothing. Exchange and epilogue are not emulated: 0."""
     e, pipe, nothing = config.emulate, config.pipeline, Pass(0.0, 0.0)
     stage = e.chunk_forward_s * pipe.chunks
     part = stage / (pipe.units * pipe.encoder_layers)

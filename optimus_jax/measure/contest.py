@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from optimus_jax.config import Config
 from optimus_jax.cost.costs import Costs, analytic, emulated
-from optimus_jax.measure import profile
+from optimus_jax.measure import fsdp, profile
 from optimus_jax.measure.rounds import Timings, by_turns
 from optimus_jax.measure.session import Session
 from optimus_jax.parallel.agreement import gather, share
@@ -18,6 +20,8 @@ from optimus_jax.plan.plan import Plan, make_plan
 from optimus_jax.runtime.clock import Clock
 from optimus_jax.schedule.simulate import Durations, event_driven
 from optimus_jax.schedule.task import Kind, Schedule, Task
+
+CLOCKED = 4  # steps of each method that note their times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +67,23 @@ def run(
     plans = share(_plans(config, methods, before))
     session = _session(config, plans, emulate)
     say("timing single tasks")
-    taken = profile.take(session, emulated=before if emulate else None)
+    taken = profile.take(session)
     say("planning from the costs measured")
     plans = share(_plans(config, methods, taken.costs))
     if not all(session.fits(plan.program) for plan in plans.values()):
         say("compiling once more: the plans need more ticks or slots")
         session = _session(config, plans, emulate)
-    say(f"{rounds} rounds of {len(plans)} methods")
-    tables = {name: session.place(plan.program) for name, plan in plans.items()}
-    times = by_turns(
-        {name: lambda t=t: session.seconds(t) for name, t in tables.items()},  # type: ignore[misc]
-        rounds,
-    )
+    runs = {name: partial(session.seconds, session.place(p.program)) for name, p in plans.items()}
+    if fsdp.NAME in methods:
+        say("compiling fsdp")
+        runs[fsdp.NAME] = fsdp.Fsdp(config).seconds
+    say(f"{rounds} rounds of {len(runs)} methods")
+    times = by_turns(runs, rounds)
     marks: dict[str, Marks] = {}
     if clocked:
-        say("one more step of each, with a clock")
-        del session
-        marks = _marks(config, plans, emulate)
+        say("a few more steps of each, with a clock")
+        del session, runs
+        marks = _marks(config, plans, emulate, times)
     return Contest(config, taken, plans, times, marks, emulate)
 
 
@@ -108,7 +112,7 @@ def _plans(config: Config, methods: list[str], costs: Costs) -> dict[str, Plan]:
 
     if jax.process_index():
         return {}
-    return {name: make_plan(config, costs, name) for name in methods}
+    return {name: make_plan(config, costs, name) for name in methods if name != fsdp.NAME}
 
 
 def _session(
@@ -122,24 +126,34 @@ def _session(
     return Session(config, slots, ticks, durations, clock)
 
 
-def _marks(config: Config, plans: dict[str, Plan], emulate: bool) -> dict[str, Marks]:
-    """When each part of each method's Program ran, in the second of two steps."""
+def _marks(
+    config: Config, plans: dict[str, Plan], emulate: bool, times: Timings
+) -> dict[str, Marks]:
+    """When each part of each method's Program ran, in the step of a few that took most nearly the
+    median of `times`."""
     clock = Clock()
     session = _session(config, plans, emulate, clock)
     found = {}
     for name, plan in plans.items():
-        tables = session.place(plan.program)
-        for _ in range(2):
+        tables, target = session.place(plan.program), share(statistics.median(times[name]))
+        session.run(tables)
+        steps = []
+        for _ in range(CLOCKED):
             clock.take()
             begin = time.monotonic()
             session.run(tables)
             end = time.monotonic()
-        every = gather((clock.take(), begin, end))
-        start = min(begin for _, begin, _ in every)
-        by_device = {d: times - start for own, _, _ in every for d, times in own.items()}
-        last = max(end for *_, end in every) - start
-        found[name] = Marks([by_device[d] for d in sorted(by_device)], last)
+            steps.append(_together(gather((clock.take(), begin, end))))
+        found[name] = min(steps, key=lambda marks, target=target: abs(marks.end - target))  # type: ignore[misc]
     return found
+
+
+def _together(every: list[tuple[dict[int, np.ndarray], float, float]]) -> Marks:
+    """One step's marks from those of each process, with its begin and end of the step."""
+    start = min(begin for _, begin, _ in every)
+    by_device = {d: times - start for own, _, _ in every for d, times in own.items()}
+    last = max(end for *_, end in every) - start
+    return Marks([by_device[d] for d in sorted(by_device)], last)
 
 
 def work(durations: Durations, config: Config) -> dict[str, float]:

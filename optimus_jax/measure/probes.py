@@ -70,9 +70,12 @@ def program(probe: Probe | None, pipe: Pipeline, slots: Slots, ticks: int, run: 
     """
     at = Columns(pipe.units)
     rows, pattern = _prepared(probe, pipe, slots), 0
-    if probe is not None and run:
-        if probe.kind is None:
-            pattern = _pattern(pipe, probe.features)
+    if probe is not None and probe.kind is None:
+        # a task before each exchange, with and without it: so it is in training, and devices that
+        # come from a task are less in step than devices that come from an exchange
+        rows += [_task(probe, pipe, slots, k) for k in range(probe.repeats)]
+        pattern = _pattern(pipe, probe.features) if run else 0
+    elif probe is not None and run:
         rows += [_task(probe, pipe, slots, k) for k in range(probe.repeats)]
     if len(rows) > ticks:
         raise ValueError(f"{probe}: {len(rows)} ticks do not fit into {ticks}")
@@ -121,12 +124,12 @@ def _prepared(probe: Probe | None, pipe: Pipeline, slots: Slots) -> list[Row]:
 
 def _task(probe: Probe, pipe: Pipeline, slots: Slots, k: int) -> Row:
     saved, encoder = _used(probe, slots)
-    if probe.kind is None:
-        if probe.features:
-            return {"feature_send": 0, "feature_receive": 0}
-        return {"send": 0, "receive": 0}
-    row: Row = {"kind": KINDS[probe.kind], "microbatch": k % pipe.microbatches}
-    if probe.kind.is_encoder:
+    row: Row = {"kind": KINDS[probe.kind or Kind.F], "microbatch": k % pipe.microbatches}
+    if probe.kind is None and probe.features:
+        row.update(feature_send=0, feature_receive=0)
+    elif probe.kind is None:
+        row.update(send=0, receive=0)
+    elif probe.kind.is_encoder:
         return {
             **row,
             "count": 1,

@@ -48,17 +48,11 @@ def shape(pipe: Pipeline) -> tuple[Slots, int]:
     return slots, probes.ticks_needed(pipe, slots, REPEATS)
 
 
-def take(session: Session, rounds: int = ROUNDS, emulated: Costs | None = None) -> Profile:
+def take(session: Session, rounds: int = ROUNDS) -> Profile:
     """Times every probe on all devices at once, in rounds: a step with the task some times against
-    the same step without it. With `emulated` costs, only exchanges and the epilogue are timed, and
-    the rest is taken from there.
-
-    Every process gets the figures of the first.
-    """
+    the same step without it. Every process gets the figures of the first."""
     pipe = session.config.pipeline
     chosen = probes.probes(pipe, REPEATS)
-    if emulated is not None:
-        chosen = [p for p in chosen if p.kind is None]
     runs: dict[str, Callable[[], float]] = {}
     known: dict[bytes, str] = {}  # probes that need the same preparation share its time
 
@@ -79,23 +73,8 @@ def take(session: Session, rounds: int = ROUNDS, emulated: Costs | None = None) 
         both = zip(times[with_it], times[without], strict=True)
         found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in both)
     found = share(found)
-    costs = _emulated(emulated, found) if emulated else _costs(session.config, found)
+    costs = _costs(session.config, found)
     return Profile(costs, found, {**_where(session), "rounds": rounds})
-
-
-def _emulated(costs: Costs, found: dict[str, Spread]) -> Costs:
-    return dataclasses.replace(costs, **_between_tasks(found))
-
-
-def _between_tasks(found: dict[str, Spread]) -> dict[str, float]:
-    def median(name: str) -> float:
-        return max(found[name].median, 0.0) if name in found else 0.0
-
-    return {
-        "exchange": median("exchange"),
-        "feature_exchange": median("feature exchange"),
-        "epilogue": median("epilogue"),
-    }
 
 
 def _costs(config: Config, found: dict[str, Spread]) -> Costs:
@@ -129,7 +108,9 @@ def _costs(config: Config, found: dict[str, Spread]) -> Costs:
         encoder_layer=encoder(encoder_layer),
         patch_embedding=encoder(lambda kind: median(f"{kind} patches")),
         projector=encoder(lambda kind: median(f"{kind} projector")),
-        **_between_tasks(found),
+        exchange=median("exchange") if pipe.stages > 1 else 0.0,
+        feature_exchange=median("feature exchange") if pipe.stages > 1 else None,
+        epilogue=median("epilogue"),
     )
 
 

@@ -21,9 +21,11 @@ class Mllm:
     """ViT -> projector -> GPT. Weights are a nested dict without any notion of stages:
 
     encoder: embed, layers [layers, ...];  projector;  llm: embed, layers [layers, ...], head.
+    With `recompute`, a gradient of `loss` computes each layer again and keeps its input only.
     """
 
     config: ModelConfig
+    recompute: bool = False
 
     def _declared(self) -> dict[tuple[str, ...], tuple[Declare, int | None]]:
         c = self.config
@@ -93,10 +95,11 @@ class Mllm:
         """The last LLM layer's output [B, T, D] in the compute dtype."""
         p = self.cast(params)
         x = self.embed_image(p["encoder"]["embed"], batch["image"])
-        x = _stack(self.encoder_layer, p["encoder"]["layers"], x)
+        again = jax.checkpoint if self.recompute else lambda layer: layer
+        x = _stack(again(self.encoder_layer), p["encoder"]["layers"], x)
         features = jnp.where(with_images, self.project(p["projector"], x), 0)
         x = self.embed_text(p["llm"]["embed"], batch["tokens"], features)
-        return _stack(self.llm_layer, p["llm"]["layers"], x)
+        return _stack(again(self.llm_layer), p["llm"]["layers"], x)
 
     def loss(self, params: Params, batch: Batch, with_images: bool | jax.Array = True) -> jax.Array:
         """Mean cross-entropy over the weighted positions of the whole batch, one float32.

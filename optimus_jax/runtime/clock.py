@@ -29,10 +29,12 @@ class Clock:
     def note(self, c: Carry) -> Carry:
         """The carry, once the host has noted the time; runs inside shard_map."""
         shape = jax.ShapeDtypeStruct((), jnp.float32)
-        return c.after(jax.pure_callback(self._note, shape, lax.axis_index(PIPE), c.nans))
+        which = jnp.stack([lax.axis_index(PIPE), c.nans])
+        return c.after(jax.pure_callback(self._note, shape, which))
 
-    def _note(self, device: jax.Array, _: jax.Array) -> np.float32:
-        self.times[int(device)].append(time.monotonic())
+    def _note(self, which: jax.Array) -> np.float32:
+        now = time.monotonic()
+        self.times[int(np.asarray(which)[0])].append(now)
         return np.float32(0)
 
     def take(self) -> dict[int, np.ndarray]:

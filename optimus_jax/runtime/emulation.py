@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -29,17 +30,22 @@ class Sleeps:
     def forward(self, c: Carry, row: Row) -> Carry:
         """Any task: the row says which, and `durations` how long it takes on this device."""
         shape = jax.ShapeDtypeStruct((), jnp.float32)
-        return c.after(
-            jax.pure_callback(self._sleep, shape, row.table, lax.axis_index(PIPE), c.nans)
-        )
+        # one argument: each costs time to hand over
+        which = jnp.concatenate([row.table, jnp.stack([lax.axis_index(PIPE), c.nans])])
+        return c.after(jax.pure_callback(self._sleep, shape, which))
 
     backward = encoder_forward = encoder_backward = forward
 
-    def _sleep(self, table: jax.Array, device: jax.Array, _: jax.Array) -> np.float32:
+    def _sleep(self, which: jax.Array) -> np.float32:
         end = time.perf_counter()
-        task = task_of(np.asarray(table), self.pipe)
-        assert task is not None, "only rows with a task run"
-        end += self.durations.of(task, int(device), self.pipe)
+        *row, device, _ = np.asarray(which).tolist()
+        end += self._seconds(tuple(row), device)
         while (left := end - time.perf_counter()) > 0:
             time.sleep(left)
         return np.float32(0)
+
+    @functools.cache  # noqa: B019 (lives as long as the compiled step)
+    def _seconds(self, row: tuple[int, ...], device: int) -> float:
+        task = task_of(np.array(row), self.pipe)
+        assert task is not None, "only rows with a task run"
+        return self.durations.of(task, device, self.pipe)

@@ -67,6 +67,17 @@ METHODS: dict[str, Method] = {
 }
 
 
+# In a few words, for reports.
+MEANINGS = {
+    "text_only": "the LLM alone, without the encoder: what no method can be faster than",
+    "encoder_first": "the encoder in the first stage, before and after its LLM work",
+    "phased": "the encoder on all devices, before the LLM's work and after it",
+    "coarse": "as phased, with more of it on devices that idle longer there",
+    "filled_whole": "encoder work in every idle interval, whole microbatches",
+    "filled": "encoder work in every idle interval, microbatches spread over devices",
+}
+
+
 def schedule(method: str, order: str, pipe: Pipeline, durations: Durations) -> Schedule:
     """The schedule that `method` makes on the LLM order `order` ('1f1b' or 'gpipe').
 

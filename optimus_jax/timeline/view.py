@@ -93,14 +93,19 @@ def _idle(
     shortest = 1e-4 * finish  # what is shorter is not seen
     found, clock = [], 0.0
     ends: list[tuple[float, float, Meeting | None]] = [(finish, finish, None)]
+    others = [(end, task, d) for d, row in enumerate(trace.tasks) for task, _, end in row[-1:]]
+    _, last_task, last_device = max(others, key=lambda o: o[0]) if others else (0.0, None, device)
     for start, end, meeting in sorted(busy, key=lambda b: b[:2]) + ends:
         if start - clock > shortest:
+            awaited = _awaited(device, meeting, trace) if meeting else None
+            if start == finish and last_device != device:
+                awaited = f"{last_task} on device {last_device}"
             found.append(
                 {
                     "start": clock,
                     "end": start,
                     "cause": cause_at((clock + start) / 2, tasks),
-                    "waits_for": _awaited(device, meeting, trace) if meeting else None,
+                    "waits_for": awaited,
                 }
             )
         clock = max(clock, end)

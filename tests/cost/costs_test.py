@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import pathlib
 from typing import Any
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from optimus_jax.config import Config, from_config_dict
-from optimus_jax.cost.costs import Costs, Pass, analytic, layer_flops
+from optimus_jax.cost.costs import Costs, Pass, analytic, emulated, layer_flops
 from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.models.mllm import Mllm
 
@@ -147,8 +149,95 @@ def test_one_stage_and_one_encoder_layer_hold_both_ends(values: dict[str, Any]) 
     assert found.transfer == 0.0  # there is nobody to exchange with
 
 
+def test_a_task_takes_time_beside_its_layers(values: dict[str, Any]) -> None:
+    config = changed(values, parallel={"pp": 2, "chunks": 2}, model={"llm": {"layers": 5}})
+    found = dataclasses.replace(COSTS, llm_task=Pass(20.0, 40.0)).durations(config)
+    assert found.forward == (22.125, 21.0, 21.0, 21.5)
+    assert found.backward == (46.25, 43.0, 43.0, 43.0)
+
+
+@pytest.mark.parametrize(
+    ("pp", "feature_exchange", "wanted"),
+    [(2, 0.25, (0.1, 0.25)), (2, 0.0, (0.1, 0.0)), (2, None, (0.1, 0.1)), (1, 0.25, (0.0, 0.0))],
+)
+def test_features_may_travel_faster_or_slower(
+    values: dict[str, Any],
+    pp: int,
+    feature_exchange: float | None,
+    wanted: tuple[float, float],
+) -> None:
+    config = changed(values, parallel={"pp": pp})
+    found = dataclasses.replace(COSTS, feature_exchange=feature_exchange).durations(config)
+    assert (found.travel(False), found.travel(True)) == wanted
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 5), (2, 2, 4), (4, 3, 12)])
+def test_emulated_tasks_take_what_the_configuration_says(
+    values: dict[str, Any], sizes: tuple[int, int, int]
+) -> None:
+    pp, chunks, layers = sizes
+    values["emulate"] = {
+        **{"chunk_forward_s": 0.5, "backward": 3.0},
+        **{"encoder": 0.25, "encoder_backward": 0.75},
+    }
+    groups = {
+        "parallel": {"pp": pp, "chunks": chunks},
+        "model": {"encoder": {"layers": 3}, "llm": {"layers": layers}},
+        "train": {"batch": 48},
+    }
+    config = changed(values, **groups)
+    found = emulated(config).durations(config)
+    assert found.forward == (0.5,) * (pp * chunks), "however many layers a chunk has"
+    assert found.backward == (1.5,) * (pp * chunks)
+    stage = 0.5 * chunks
+    for layers_s, ratio in ((found.encoder_forward, 0.25), (found.encoder_backward, 0.75)):
+        assert len(layers_s) == 3 and len(set(layers_s)) == 1
+        assert sum(layers_s) * pp == pytest.approx(ratio * stage)  # pp units to a microbatch
+    assert (found.travel(False), found.travel(True), found.epilogue) == (0, 0, 0)
+    assert emulated(config).source == "emulated"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "3", "[]", "null", '"costs"', "{}", '{"costs": 3}', '{"costs": {}}'),
+        '{"source": "half"}',
+        '{"costs": {"source": "measured", "speed": 1.0}}',
+    ],
+)
+def test_what_holds_no_costs_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(ValueError):
+        Costs.load(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *(("head", "fast"), ("head", None), ("exchange", [1.0]), ("epilogue", {"forward": 1.0})),
+        *(("llm_layer", 3.0), ("llm_layer", {"forward": 1.0}), ("projector", None)),
+        ("llm_layer", {"forward": "a", "backward": 1.0}),
+        *(("head", float("nan")), ("exchange", -1.0)),
+    ],
+    ids=str,
+)
+def test_costs_that_are_not_seconds_are_refused(
+    tmp_path: pathlib.Path, part: str, value: Any
+) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({**dataclasses.asdict(COSTS), part: value}))
+    with pytest.raises(ValueError):
+        Costs.load(path)
+
+
+def test_a_missing_file_is_another_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Costs.load(tmp_path / "costs.json")
+
+
 def test_costs_survive_json(tmp_path: pathlib.Path, values: dict[str, Any]) -> None:
-    for costs in (COSTS, analytic(from_config_dict(values))):
+    more = dataclasses.replace(COSTS, llm_task=Pass(2.0, 4.0), feature_exchange=0.5)
+    for costs in (COSTS, more, analytic(from_config_dict(values))):
         costs.save(tmp_path / "costs.json")
         assert Costs.load(tmp_path / "costs.json") == costs
 

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from optimus_jax.runtime import comparison
-from optimus_jax.runtime.comparison import Bench, compare
 from optimus_jax.runtime.buffers import when
+from optimus_jax.runtime.comparison import Bench, compare
 from optimus_jax.runtime.hlo import copies_in_loops, products_beside_loops
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import METHODS, schedule

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimus_jax.schedule.bubbles import CAUSES, Bubble, Lane, bubble_report
+from optimus_jax.schedule.bubbles import CAUSES, Bubble, Lane, bubble_report, cause_at
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.task import Task
 from tests.schedule.planned import planned
@@ -38,6 +38,22 @@ def test_idle_time_and_encoder_work_by_cause() -> None:
         "pp_cooldown": Bubble(alone=2, encoder=5, filled=2, left=1),
     }
     assert (report.step, report.alone_step) == (9, 6)
+
+
+@pytest.mark.parametrize(
+    ("moment", "cause"),
+    [
+        *((0.5, "pp_warmup"), (1.5, "pp_warmup"), (1.999, "pp_warmup"), (2.5, "pp_other")),
+        *((3.5, "pp_other"), (5.5, "pp_other"), (7.5, "pp_cooldown"), (99, "pp_cooldown")),
+    ],
+)
+def test_the_cause_of_a_moment_is_where_it_lies_among_llm_tasks(moment: float, cause: str) -> None:
+    tasks = lane("EF0 0-1  F0 2-3  EF1 4-5  B0 6-7  EB0 8-9")
+    assert cause_at(moment, tasks) == cause
+
+
+def test_a_device_without_llm_tasks_only_warms_up() -> None:
+    assert cause_at(3, lane("EF0 0-1  EB0 8-9")) == cause_at(3, []) == "pp_warmup"
 
 
 def test_shares() -> None:

@@ -45,6 +45,31 @@ def test_spreading_beats_every_schedule_of_whole_microbatches(encoder: float) ->
     assert len(first) == 4
 
 
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "encoder", "end"),
+    [(2, 4, 0.5, 16.5), (4, 8, 1, 36), (1, 2, 1, 12)],
+)
+def test_known_times_of_whole_microbatches(
+    stages: int, microbatches: int, encoder: float, end: float
+) -> None:
+    """The optimum: the LLM alone, one whole forward before it and one whole backward after it."""
+    found = planned("filled_whole", "1f1b", stages, microbatches, 1, encoder)
+    assert found.timing.end == pytest.approx(end)
+    assert found.program_end == pytest.approx(end)
+
+
+@pytest.mark.parametrize("encoder", [0.25, 0.5, 1, 2])
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (2, 4, 1), (4, 8, 1), (4, 4, 2)], ids=str)
+def test_filled_whole_cuts_no_microbatch(sizes: tuple[int, int, int], encoder: float) -> None:
+    found = planned("filled_whole", "1f1b", *sizes, encoder)
+    work = [t for order in found.schedule.orders for t in order if t.kind.is_encoder]
+    assert sorted(map(str, work)) == sorted(
+        f"{kind}{i}" for kind in ("EF", "EB") for i in range(sizes[1])
+    )
+    spread = planned("filled", "1f1b", *sizes, encoder)
+    assert spread.program_end <= found.program_end + 1e-9, "spreading may only help"
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 1), (4, 4, 1), (2, 4, 2)], ids=str)
 def test_encoder_tasks_go_between_those_of_the_llm(sizes: tuple[int, int, int]) -> None:
     found = planned("filled", "1f1b", *sizes, 1).schedule

@@ -12,10 +12,12 @@ from optimus_jax.schedule.program import (
     KINDS,
     NONE,
     Columns,
+    Meeting,
     Program,
     Slots,
     alphabet,
     fit_together,
+    task_of,
 )
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError, Task
@@ -91,8 +93,22 @@ def test_tasks_are_read_back_from_the_table(text: str) -> None:
     assert str(one_row(Task.parse(text), pipe).task(0, 0)) == text
 
 
-def test_time_by_hand() -> None:
-    """A tick starts when the last task and the exchange before it have ended on the device."""
+def test_rows_without_a_task_and_of_no_kind() -> None:
+    pipe, at = Pipeline(1, 4, units=3), Columns(3)
+    row = at.idle_row()
+    assert task_of(row, pipe) is None
+    row[at["kind"]], row[at["microbatch"]] = 1, 3
+    assert task_of(row, pipe) == Task(Kind.F, 3)
+    row[at["kind"]] = 7
+    with pytest.raises(ScheduleError, match=r"^no task has kind 7$"):
+        task_of(row, pipe)
+    table = np.stack([at.idle_row(), row])[:, None]
+    with pytest.raises(ScheduleError, match=r"^tick 1 device 0: no task has kind 7$"):
+        Program(pipe, Slots(), table, np.zeros(2, np.int32)).task(1, 0)
+
+
+def by_hand() -> Program:
+    """Ticks of one task each on two stages: EF, F, F, B, B; features and LLM values move."""
     pipe = Pipeline(2, 1)
     columns, (none, link, features) = Columns(2), range(3)
     kinds = [("EF", "idle"), ("F", "idle"), ("idle", "F"), ("idle", "B"), ("B", "idle")]
@@ -105,13 +121,46 @@ def test_time_by_hand() -> None:
     table[0, 0, columns["end"]] = 1
     table[0, 0, columns["unit"]] = 0, 1
     pattern = np.array([features, link, none, link, none], np.int32)
-    program = Program(pipe, Slots(), table, pattern)
+    return Program(pipe, Slots(), table, pattern)
+
+
+def test_time_by_hand() -> None:
+    """A tick starts when the last task and the exchange before it have ended on the device."""
+    program = by_hand()
     durations = Durations((1, 10), (2, 20), (0.25,), (0.5,), transfer=0.125)
     assert [[(str(t), a, b) for t, a, b in row] for row in program.time(durations)] == [
         [("EF0", 0, 0.5), ("F0", 0.625, 1.625), ("B0", 31.875, 33.875)],
         [("F0", 1.75, 11.75), ("B0", 11.75, 31.75)],
     ]
     assert program.end(durations) == 33.875
+
+
+def test_a_trace_has_the_meetings_and_features_travel_in_their_own_time() -> None:
+    durations = Durations((1, 10), (2, 20), (0.25,), (0.5,), transfer=0.125, feature_transfer=4.0)
+    trace = by_hand().trace(durations)
+    assert trace.meetings == [
+        Meeting(tick=0, pair=(0, 1), features=True, start=0.5, end=4.5),
+        Meeting(tick=1, pair=(0, 1), features=False, start=5.5, end=5.625),
+        Meeting(tick=3, pair=(0, 1), features=False, start=35.625, end=35.75),
+    ]
+    assert [[(str(t), a, b) for t, a, b in row] for row in trace.tasks] == [
+        [("EF0", 0, 0.5), ("F0", 4.5, 5.5), ("B0", 35.75, 37.75)],
+        [("F0", 5.625, 15.625), ("B0", 15.625, 35.625)],
+    ]
+    assert by_hand().time(durations) == trace.tasks
+
+
+def test_devices_that_share_no_link_do_not_wait_for_one_another() -> None:
+    pipe = Pipeline(4, 1)
+    table = np.broadcast_to(Columns(4).idle_row(), (2, 4, Columns(4).width)).copy()
+    table[0, :, Columns(4)["kind"]] = KINDS[Kind.F]
+    pattern = np.array([1, 2], np.int32)  # 0-1 and 2-3, then 1-2
+    durations = Durations((1, 2, 3, 4), (1,) * 4, (1,), (1,), transfer=0.5)
+    assert Program(pipe, Slots(), table, pattern).trace(durations).meetings == [
+        Meeting(0, (0, 1), False, 2, 2.5),
+        Meeting(0, (2, 3), False, 4, 4.5),
+        Meeting(1, (1, 2), False, 4.5, 5),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""Measured costs: what they add up to, on a machine whose speed is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from configs.bench import get_config
+from optimus_jax.config import Config, from_config_dict
+from optimus_jax.cost.costs import Costs, Pass
+from optimus_jax.measure import profile
+from optimus_jax.measure.probes import probes
+from optimus_jax.measure.profile import Profile
+from optimus_jax.measure.rounds import Spread
+from optimus_jax.schedule.program import KINDS, Program, alphabet
+from optimus_jax.schedule.task import Kind, Task
+
+MILLISECONDS = {
+    "F layers": 31.0,
+    "F none": 1.0,
+    "F first": 1.5,
+    "F last": 6.0,
+    "B layers": 92.0,
+    "B none": 2.0,
+    "B first": 3.0,
+    "EF whole": 44.0,
+    "EF patches": 3.0,
+    "EF projector": 5.0,
+    "EB whole": 130.0,
+    "EB patches": 4.0,
+    "EB projector": 6.0,
+    "exchange": 0.25,
+    "feature exchange": 0.5,
+    "epilogue": 8.0,
+}
+
+
+def measurements(**changes: float) -> dict[str, Spread]:
+    figures = {**MILLISECONDS, **changes}
+    return {name: Spread(1e-3 * value, 1e-4, 15) for name, value in figures.items()}
+
+
+def config_of(pp: int = 3, chunks: int = 1, llm_layers: int = 9) -> Config:
+    values = get_config("pp2_m4").to_dict()
+    values["parallel"] |= {"pp": pp, "chunks": chunks, "microbatches": 6}
+    values["model"]["llm"]["layers"] = llm_layers
+    values["train"]["batch"] = 36
+    return from_config_dict(values)
+
+
+def seconds(config: Config, costs: Costs, task: str, device: int) -> float:
+    """Milliseconds, of one unit where it is the encoder's."""
+    return 1e3 * costs.durations(config).of(Task.parse(task), device, config.pipeline)
+
+
+def test_stages_and_units_take_what_was_measured() -> None:
+    config = config_of()
+    costs = profile._costs(config, measurements())
+    assert costs.source == "measured"
+    found = {
+        (task, device): seconds(config, costs, task, device)
+        for task in ("F0", "B0")
+        for device in range(3)
+    }
+    assert found == pytest.approx(
+        {
+            ("F0", 0): 31.0 + 0.5,  # with the embedding
+            ("F0", 1): 31.0,
+            ("F0", 2): 31.0 + 5.0,  # with the head
+            ("B0", 0): 92.0 + 1.0,
+            ("B0", 1): 92.0,
+            ("B0", 2): 92.0,
+        }
+    )
+    assert seconds(config, costs, "EF1.2", 0) == pytest.approx(44.0)
+    assert seconds(config, costs, "EB1.2", 2) == pytest.approx(130.0)
+    assert seconds(config, costs, "EF1", 0) == pytest.approx(3 * 44.0)
+    durations = costs.durations(config)
+    assert (durations.travel(False), durations.travel(True)) == (0.25e-3, 0.5e-3)
+    assert durations.epilogue == 8e-3
+
+
+def test_a_stage_with_fewer_layers_takes_less_for_its_layers_only() -> None:
+    config = config_of(pp=2, chunks=2, llm_layers=9)
+    assert config.pipeline.llm_layers == (3, 2, 2, 2)
+    costs = profile._costs(config, measurements())
+    assert seconds(config, costs, "F0", 1) == pytest.approx(1 + 2 * 10)
+    assert seconds(config, costs, "B0c1", 1) == pytest.approx(2 + 2 * 30)
+
+
+def test_what_was_measured_below_zero_counts_as_nothing() -> None:
+    config = config_of()
+    low = {"F none": -1.0, "F first": -2.0, "B first": 0.5, "exchange": -0.1, "epilogue": -1.0}
+    low |= {"EF whole": 4.0, "EB patches": -4.0}
+    costs = profile._costs(config, measurements(**low))
+    assert costs.llm_task == Pass(0.0, 2e-3)
+    assert costs.llm_embedding == Pass(0.0, 0.0)
+    assert seconds(config, costs, "F0", 1) == pytest.approx(31.0)
+    assert (costs.exchange, costs.epilogue) == (0.0, 0.0)
+    assert costs.encoder_layer.forward == 0.0, "the ends alone took longer than the whole"
+    assert costs.patch_embedding.backward == 0.0
+    numbers = [x for x in jax.tree.leaves(dataclasses.asdict(costs)) if not isinstance(x, str)]
+    assert min(numbers) >= 0
+
+
+def test_one_device_needs_no_exchange() -> None:
+    config = config_of(pp=1)
+    found = measurements()
+    del found["exchange"], found["feature exchange"]
+    durations = profile._costs(config, found).durations(config)
+    assert durations.travel(False) == durations.travel(True) == 0
+
+
+class Machine:
+    """Stands for a Session on a machine that takes exactly `costs`: a Program is its own tables,
+    and its seconds are those of its rows; the first run of all is a slow one."""
+
+    def __init__(self, config: Config, costs: Costs):
+        self.config, self.costs = config, costs
+        self.slots, self.ticks = profile.shape(config.pipeline)
+        self.mesh = types.SimpleNamespace(size=3, devices=np.array(jax.devices()[:3]))
+        self.runs = 0
+
+    def place(self, program: Program) -> Program:
+        assert (program.slots, program.ticks) == (self.slots, self.ticks)
+        return program
+
+    def seconds(self, program: Program) -> float:
+        self.runs += 1
+        total, c = self.costs.epilogue + (self.runs == 1), self.costs
+        for row, pattern in zip(program.table, program.pattern, strict=True):
+            total += self._task(dict(zip(program.columns.SCALARS, row[0], strict=False)))
+            moved = alphabet(program.pipeline)[pattern]
+            if moved.links:
+                total += c.feature_exchange if moved.features else c.exchange
+        return total
+
+    def _task(self, row: dict[str, int]) -> float:
+        c = self.costs
+        if row["kind"] == KINDS[Kind.F]:
+            ends = row["first"] * c.llm_embedding.forward + row["last"] * c.head
+            return c.llm_task.forward + row["layers"] * c.llm_layer.forward + ends
+        if row["kind"] == KINDS[Kind.B]:
+            layers = row["layers"] * c.llm_layer.backward
+            return c.llm_task.backward + layers + row["first"] * c.llm_embedding.backward
+        total, way = 0.0, "forward" if row["kind"] == KINDS[Kind.EF] else "backward"
+        for part, times in (
+            (c.patch_embedding, row["begin"] == 0),
+            (c.encoder_layer, row["end"] - row["begin"]),
+            (c.projector, row["end"] == self.config.pipeline.encoder_layers),
+        ):
+            total += times * getattr(part, way)
+        return total * row["count"]
+
+
+TRUE = Costs(
+    source="measured",
+    llm_layer=Pass(0.010, 0.030),
+    llm_embedding=Pass(0.001, 0.002),
+    head=0.007,
+    encoder_layer=Pass(0.005, 0.016),
+    patch_embedding=Pass(0.0015, 0.0025),
+    projector=Pass(0.003, 0.009),
+    exchange=0.0004,
+    feature_exchange=0.0003,
+    epilogue=0.02,
+    llm_task=Pass(0.0005, 0.0006),
+)
+
+
+def numbers(costs: Costs) -> list[float]:
+    return [x for x in jax.tree.leaves(dataclasses.asdict(costs)) if not isinstance(x, str)]
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 9), (2, 2, 9)])
+def test_a_profile_finds_the_costs_of_its_machine(sizes: tuple[int, int, int]) -> None:
+    config = config_of(*sizes)
+    taken = profile.take(Machine(config, TRUE), rounds=3)  # type: ignore[arg-type]
+    assert taken.costs.source == TRUE.source
+    assert numbers(taken.costs) == pytest.approx(numbers(TRUE))
+    assert {s.count for s in taken.measurements.values()} == {3}
+    assert max(s.iqr for s in taken.measurements.values()) < 1e-9, "the slow run was a warm-up"
+    assert (taken.where["devices"], taken.where["rounds"]) == (3, 3)
+    assert taken.where["jax"] == jax.__version__
+
+
+WHERE: dict[str, Any] = {"devices": 3, "processor": "A Chip", "device": "cpu", "jax": "1.2.3"}
+
+
+def test_a_saved_profile_is_read_as_costs(tmp_path: pathlib.Path) -> None:
+    config = config_of()
+    taken = Profile(profile._costs(config, measurements()), measurements(), WHERE)
+    taken.save(tmp_path / "profile.json")
+    assert Costs.load(tmp_path / "profile.json") == taken.costs
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert found == json.loads(json.dumps(taken.as_json()))
+    assert found["measurements"]["F last"] == {"median": 6e-3, "iqr": 1e-4, "count": 15}
+    assert found["where"] == WHERE
+
+
+def test_text_names_every_measurement_with_its_figures() -> None:
+    config = config_of()
+    names = {p.name for p in probes(config.pipeline, 1)} | {"epilogue"}
+    found = measurements()
+    assert found.keys() == names
+    text = profile.text(Profile(profile._costs(config, found), found, WHERE), config)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for name, milliseconds in MILLISECONDS.items():
+        words = profile.WORDS[name].format(layers=3, encoder=4).strip()
+        assert f"{words} {milliseconds:.2f} 0.10 15" in lines, name
+    assert lines[0] == "3 x A Chip (cpu), jax 1.2.3"
+    assert "LLM forward, 3 layers 31.00 0.10 15" in lines
+    assert "encoder forward of a unit, 4 layers 44.00 0.10 15" in lines
