@@ -89,6 +89,7 @@ def test_an_emulated_bench_in_two_processes(tmp_path: pathlib.Path) -> None:
         *(sys.executable, "-m", "optimus_jax.bench", "--config=configs/bench.py:pp2_m4"),
         *("--emulate", "--json", f"--rounds={rounds}", f"--methods={','.join(methods)}"),
         *(f"--workdir={tmp_path / 'run'}", f"--config.emulate.chunk_forward_s={f}"),
+        *("--config.emulate.encoder=1", "--config.emulate.encoder_backward=2"),
     ]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -68,6 +68,18 @@ class Costs:
             epilogue=self.epilogue,
         )
 
+    def _check(self) -> None:
+        """Raises TypeError for a part that is not seconds."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "source" or (value is None and field.default is None):
+                continue
+            seconds = [value]
+            if field.type == "Pass":
+                seconds = list(dataclasses.astuple(value)) if isinstance(value, Pass) else [None]
+            if not all(type(s) in (int, float) and 0 <= s < float("inf") for s in seconds):
+                raise TypeError(f"{field.name} is {value!r}, not seconds")
+
     def save(self, path: str | pathlib.Path) -> None:
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
@@ -83,7 +95,9 @@ class Costs:
                 name: Pass(**value) if isinstance(value, dict) else value
                 for name, value in values.get("costs", values).items()
             }
-            return cls(**parts)
+            costs = cls(**parts)
+            costs._check()
+            return costs
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not costs: {error}") from None
 

@@ -56,8 +56,16 @@ def layer_norm(p: Params, x_BTD: jax.Array) -> jax.Array:
     return (x * p["scale"] + p["bias"]).astype(x_BTD.dtype)
 
 
+def dense(x_BTD: jax.Array, kernel: jax.Array) -> jax.Array:
+    """[B, T, D] times [D, ...]: one product of two matrices. With three dimensions, XLA on a CPU
+    turns both operands of the kernel's gradient over in memory first."""
+    rows, length, width = x_BTD.shape
+    y = x_BTD.reshape(rows * length, width) @ kernel.reshape(width, -1)
+    return y.reshape(rows, length, *kernel.shape[1:])
+
+
 def attention(p: Params, x_BTD: jax.Array, causal: bool) -> jax.Array:
-    qkv_BTCNH = jnp.einsum("BTD,DCNH->BTCNH", x_BTD, p["qkv"]) + p["qkv_bias"]
+    qkv_BTCNH = dense(x_BTD, p["qkv"]) + p["qkv_bias"]
     # heads before positions: XLA's products on a CPU want each head's rows together
     q_BNTH, k_BNTH, v_BNTH = qkv_BTCNH.transpose(2, 0, 3, 1, 4)
     logits_BNTS = jnp.einsum("BNTH,BNSH->BNTS", q_BNTH, k_BNTH).astype(jnp.float32)
@@ -68,13 +76,13 @@ def attention(p: Params, x_BTD: jax.Array, causal: bool) -> jax.Array:
         logits_BNTS = jnp.where(seen_TS[None, None], logits_BNTS, -jnp.inf)
     share_BNTS = jax.nn.softmax(logits_BNTS, axis=-1).astype(x_BTD.dtype)
     mixed_BNTH = jnp.einsum("BNTS,BNSH->BNTH", share_BNTS, v_BNTH)
-    mixed_BTNH = mixed_BNTH.transpose(0, 2, 1, 3)
-    return jnp.einsum("BTNH,NHD->BTD", mixed_BTNH, p["out"]) + p["out_bias"]
+    mixed_BTD = mixed_BNTH.transpose(0, 2, 1, 3).reshape(*x_BTD.shape[:2], -1)
+    return dense(mixed_BTD, p["out"].reshape(-1, p["out"].shape[-1])) + p["out_bias"]
 
 
 def mlp(p: Params, x_BTD: jax.Array) -> jax.Array:
-    hidden_BTF = jax.nn.gelu(x_BTD @ p["up"] + p["up_bias"])
-    return hidden_BTF @ p["down"] + p["down_bias"]
+    hidden_BTF = jax.nn.gelu(dense(x_BTD, p["up"]) + p["up_bias"])
+    return dense(hidden_BTF, p["down"]) + p["down_bias"]
 
 
 def block(p: Params, x_BTD: jax.Array, causal: bool) -> jax.Array:

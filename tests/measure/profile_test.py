@@ -51,6 +51,7 @@ def config_of(pp: int = 3, chunks: int = 1, llm_layers: int = 9) -> Config:
     values = get_config("pp2_m4").to_dict()
     values["parallel"] |= {"pp": pp, "chunks": chunks, "microbatches": 6}
     values["model"]["llm"]["layers"] = llm_layers
+    values["model"]["encoder"]["layers"] = 4
     values["train"]["batch"] = 36
     return from_config_dict(values)
 
