@@ -58,7 +58,7 @@ def test_everything_wrong_with_a_command_line_is_said_at_once() -> None:
         "  config.train.steps: expected a whole number, got 'ten'",
         "  config.train.learning_rate: no value; write --config.train.learning_rate=value",
         "  config.model.llm: a group of settings; set one of heads, hidden, layers, width",
-        "  config.parallel.method: unknown 'filed', did you mean filled?"
+        "  config.parallel.method: unknown 'filed', did you mean filled or filled_whole?"
         " (valid: text_only, encoder_first, phased, coarse, filled_whole, filled)",
         "  config.train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 5"
         " (one for each stage) = 20 parts; 20 or 40 would",

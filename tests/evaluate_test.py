@@ -163,8 +163,14 @@ def test_captions_become_parts_of_file_names(caption: str, word: str) -> None:
 @pytest.mark.parametrize("name", ["fashion", "stamps"])
 @pytest.mark.parametrize("module", [evaluate, train])
 def test_missing_data_ends_a_command_in_words(
-    run_here: RunHere, tmp_path: pathlib.Path, module: Any, name: str
+    run_here: RunHere,
+    tmp_path: pathlib.Path,
+    module: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # the devices of this process are there already
+    monkeypatch.setattr(train, "prepare_devices", lambda config: None)
     words = [f"--config=configs/{name}.py", f"--config.data.folder={tmp_path}/none"]
     done = run_here(module.main, *words, f"--workdir={tmp_path}/run")
     assert done.code == 2

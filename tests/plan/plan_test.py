@@ -81,7 +81,7 @@ def scaled(costs: Costs, factor: float) -> Costs:
     def one(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: factor * seconds for name, seconds in value.items()}
-        return value if isinstance(value, str) else factor * value
+        return value if isinstance(value, str | None) else factor * value
 
     parts = {name: one(value) for name, value in dataclasses.asdict(costs).items()}
     kinds = {f.name: type(getattr(costs, f.name)) for f in dataclasses.fields(costs)}
