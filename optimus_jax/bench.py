@@ -16,16 +16,18 @@ from optimus_jax import command
 from optimus_jax.config_checks import did_you_mean
 from optimus_jax.errors import UserError
 from optimus_jax.measure import start
-from optimus_jax.schedule.methods import METHODS
+from optimus_jax.schedule.methods import FSDP, METHODS
 
 command.define_config("configs/bench.py")
 start.define_processes()
 flags.DEFINE_list(
-    "methods", list(METHODS), "Methods to compare, with commas between; fsdp is one too."
+    "methods", list(METHODS), f"Methods to compare, with commas between; {FSDP} is one too."
 )
 flags.DEFINE_integer("rounds", 25, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
-flags.DEFINE_bool("timeline", True, "Run one more step of each method to note when its tasks run.")
+flags.DEFINE_bool(
+    "timeline", True, "Run a few more steps of each to note when its tasks run."
+)
 
 
 def main() -> int:
@@ -59,16 +61,16 @@ def main() -> int:
 
 def wrong_methods(methods: list[str]) -> list[str]:
     """What is wrong with --methods, in words."""
-    valid = [*METHODS, "fsdp"]
+    valid = [*METHODS, FSDP]
     wrong = [
         f"--methods: unknown {name!r}{did_you_mean(name, valid)}"
         for name in methods
         if name not in valid
     ]
-    if "fsdp" in methods and flags.FLAGS.emulate:
-        wrong.append("--methods: fsdp has no tasks that could sleep; leave it out or --emulate")
-    if methods == ["fsdp"]:
-        wrong.append("--methods: fsdp alone; name another to compare it with")
+    if FSDP in methods and flags.FLAGS.emulate:
+        wrong.append(f"--methods: {FSDP} has no tasks that could sleep; leave it out or --emulate")
+    if methods == [FSDP]:
+        wrong.append(f"--methods: {FSDP} alone; name another to compare it with")
     return wrong if methods else [f"--methods: none named (valid: {', '.join(valid)})"]
 
 

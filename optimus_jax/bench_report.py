@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 import pathlib
 from typing import Any
 
 from optimus_jax import report
+from optimus_jax.files import replace_text
 from optimus_jax.measure import contest
 from optimus_jax.measure.contest import Contest
 from optimus_jax.measure.rounds import Spread, ratio
 from optimus_jax.plan.plan import Plan
-from optimus_jax.schedule.methods import MEANINGS
+from optimus_jax.tables import table_text
 from optimus_jax.timeline import chrome, page, view
 
 
@@ -28,17 +29,12 @@ def values(done: Contest) -> dict[str, Any]:
         if a != b
     }
     text = spreads.get("text_only")
+    plan = dataclasses.asdict(config.parallel)
+    del plan["method"]  # all of them ran
     return {
-        "method": "bench",
         "emulated": done.emulated,
         "rounds": len(next(iter(done.times.values()))),
-        "plan": {
-            "pp": config.parallel.pp,
-            "dp": config.parallel.dp,
-            "chunks": config.parallel.chunks,
-            "microbatches": config.parallel.microbatches,
-            "order": config.parallel.order,
-        },
+        "plan": plan,
         "methods": {
             name: {
                 "measured_s": spread.median,
@@ -82,8 +78,7 @@ def _predicted(plan: Plan | None, measured: float) -> dict[str, Any]:
 
 def summary(values: dict[str, Any]) -> dict[str, Any]:
     """The JSON line of a bench."""
-    dropped = {"times", "method"}
-    short = {name: value for name, value in values.items() if name not in dropped}
+    short = {name: value for name, value in values.items() if name != "times"}
     methods = {
         name: {k: v for k, v in of.items() if k != "schedule"}
         for name, of in values["methods"].items()
@@ -95,8 +90,8 @@ def write(workdir: pathlib.Path, done: Contest, values: dict[str, Any]) -> pathl
     """Writes report.json, report.txt, profile.json, trace.json and timeline.html; says where."""
     where = report.folder(workdir)
     where.mkdir(parents=True, exist_ok=True)
-    (where / "report.json").write_text(json.dumps(values, indent=2) + "\n")
-    (where / "report.txt").write_text(text(values) + "\n")
+    replace_text(where / "report.json", json.dumps(values, indent=2) + "\n")
+    replace_text(where / "report.txt", text(values) + "\n")
     done.profile.save(where / "profile.json")
     shown = timeline(workdir.name, done, values)
     page.write(shown, where / "timeline.html")
@@ -108,22 +103,11 @@ def timeline(title: str, done: Contest, values: dict[str, Any]) -> dict[str, Any
     """What the timeline page shows."""
     methods = []
     for name, plan in done.plans.items():
-        views = {"predicted": view.predicted(plan)}
-        if name in done.marks:
-            marks = done.marks[name]
-            views["measured"] = view.measured(plan.program, marks.devices, marks.end)
-        methods.append(
-            {
-                "name": name,
-                "meaning": MEANINGS[name],
-                "predicted_s": values["methods"][name]["predicted_s"],
-                "measured_s": values["methods"][name]["measured_s"],
-                "iqr_s": values["methods"][name]["iqr_s"],
-                "views": views,
-            }
-        )
+        marks, found = done.marks.get(name), values["methods"][name]
+        seen = view.measured(plan.program, marks.devices, marks.end) if marks else None
+        methods.append(view.of_method(name, plan, found["measured_s"], found["iqr_s"], seen))
     return {
-        "title": f"{title}: {_plan_words(values)}",
+        "title": f"{title}: {report.plan_words(values['plan'])}",
         "notes": [
             "Predicted: simulated from costs of single tasks, measured before the methods ran.",
             f"Measured steps: medians of {values['rounds']} rounds in which the methods took turns."
@@ -138,12 +122,6 @@ def timeline(title: str, done: Contest, values: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _plan_words(values: dict[str, Any]) -> str:
-    plan = values["plan"]
-    chunks = f", {plan['chunks']} chunks each" if plan["chunks"] > 1 else ""
-    return f"{plan['pp']} pipeline stages{chunks}, {plan['microbatches']} microbatches"
-
-
 def _machine(values: dict[str, Any]) -> str:
     where = values["where"]
     return f"{where['devices']} x {where['processor']}, jax {where['jax']}"
@@ -151,44 +129,20 @@ def _machine(values: dict[str, Any]) -> str:
 
 def text(values: dict[str, Any]) -> str:
     """The report as a person reads it on a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-
     kind = "emulated" if values["emulated"] else "measured"
-    table = Table(
-        Column("method", no_wrap=True, min_width=13),
-        *(f"{kind}, ms", "IQR", "predicted", "off by", "phased / it", "of text_only"),
-        *("bubbles filled", "encoder spared"),
-        box=box.SIMPLE_HEAD,
+    header = ("method", f"{kind}, ms", "IQR", "predicted", "off by", "phased / it", "of text_only")
+    table = table_text(
+        (*header, "bubbles filled", "encoder spared"),
+        [_row(values, name, m) for name, m in values["methods"].items()],
     )
-    for name, m in values["methods"].items():
-        against = values["ratios"].get(f"phased/{name}")
-        share, planned = m["share_of_text_only"], m["predicted_s"] is not None
-        encoder = planned and name != "text_only"
-        table.add_row(
-            name,
-            f"{1e3 * m['measured_s']:.1f}",
-            f"{1e3 * m['iqr_s']:.1f}",
-            f"{1e3 * m['predicted_s']:.1f}" if planned else "",
-            f"{m['error']:+.1%}" if planned else "",
-            f"{against:.3f}" if against else "",
-            f"{share:.1%}" if share else "",
-            f"{m['share_filled']:.0%}" if encoder else "",
-            f"{m['time_share']:.0%}" if encoder else "",
-        )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
-    console.print(table)
     costs = values["costs"]
     words = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in costs.items())
     formula = values["phased_formula_s"]
     lines = [
-        f"{_plan_words(values)}; {values['rounds']} rounds; {_machine(values)}",
+        f"{report.plan_words(values['plan'])}; {values['rounds']} rounds; {_machine(values)}",
         f"costs in ms, measured before the rounds: {words}",
         "",
-        console.export_text().rstrip(),
+        table,
         "",
         f"no placement of the encoder can take less than {1e3 * values['bound_s']:.1f} ms (bound)",
     ]
@@ -199,3 +153,21 @@ def text(values: dict[str, Any]) -> str:
             f" ({off:+.1%})"
         )
     return "\n".join(lines)
+
+
+def _row(values: dict[str, Any], name: str, m: dict[str, Any]) -> tuple[str, ...]:
+    """A method's line of the table."""
+    against = values["ratios"].get(f"phased/{name}")
+    share, planned = m["share_of_text_only"], m["predicted_s"] is not None
+    encoder = planned and name != "text_only"
+    return (
+        name,
+        f"{1e3 * m['measured_s']:.1f}",
+        f"{1e3 * m['iqr_s']:.1f}",
+        f"{1e3 * m['predicted_s']:.1f}" if planned else "",
+        f"{m['error']:+.1%}" if planned else "",
+        f"{against:.3f}" if against else "",
+        f"{share:.1%}" if share else "",
+        f"{m['share_filled']:.0%}" if encoder else "",
+        f"{m['time_share']:.0%}" if encoder else "",
+    )

@@ -7,6 +7,7 @@ import pathlib
 import statistics
 
 from optimus_jax import command
+from optimus_jax.files import replace_text
 
 
 class MetricLog:
@@ -29,9 +30,7 @@ class MetricLog:
             return
         lines = self.path.read_text().splitlines()
         kept = [line for line in lines if _step_of(line) < step]
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(line + "\n" for line in kept))
-        part.replace(self.path)
+        replace_text(self.path, "".join(line + "\n" for line in kept))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line for `step`, in full precision."""

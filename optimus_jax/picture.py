@@ -10,10 +10,10 @@ from optimus_jax.schedule.task import Kind
 
 # Told apart without colour too: forward is light, backward dark, encoder hatched.
 STYLES = {
-    Kind.F: ("#9ecae1", "LLM forward", ""),
-    Kind.B: ("#2171b5", "LLM backward", ""),
-    Kind.EF: ("#fdd0a2", "encoder forward", "//"),
-    Kind.EB: ("#e6550d", "encoder backward", "//"),
+    Kind.F: ("#9ecae1", ""),
+    Kind.B: ("#2171b5", ""),
+    Kind.EF: ("#fdd0a2", "//"),
+    Kind.EB: ("#e6550d", "//"),
 }
 
 
@@ -30,7 +30,7 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
     for device, lane in enumerate(plan.lanes):
         axes.axhspan(device - 0.42, device + 0.42, color="#f2f2f2", zorder=0)
         for task, start, end in lane:
-            colour, _, hatch = STYLES[task.kind]
+            colour, hatch = STYLES[task.kind]
             low = device if task.kind.is_encoder else device - 0.4
             box = axes.broken_barh(
                 [(1e3 * start, 1e3 * (end - start))],
@@ -66,7 +66,7 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
         f" {b.share_filled:.0%} of the LLM's idle time filled,"
         f" the step spared {b.time_share:.0%} of the encoder's time"
     )
-    handles = [Patch(facecolor=c, hatch=h, label=name) for c, name, h in STYLES.values()]
+    handles = [Patch(facecolor=c, hatch=h, label=k.words) for k, (c, h) in STYLES.items()]
     axes.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

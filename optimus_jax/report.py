@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from optimus_jax.config import Config
+from optimus_jax.files import replace_text
 from optimus_jax.metrics import Stopwatch
 from optimus_jax.plan.plan import Plan, make_plan
-from optimus_jax.schedule.methods import MEANINGS
+from optimus_jax.schedule.bubbles import CAUSE_WORDS
 from optimus_jax.schedule.visualize import text_grid
+from optimus_jax.tables import table_text
 from optimus_jax.timeline import view
-
-CAUSES = {
-    "pp_warmup": "pipeline warm-up",
-    "pp_other": "between LLM tasks",
-    "pp_cooldown": "pipeline cool-down",
-}
 
 ACCURACIES = {"digit_accuracy": "digits", "caption_accuracy": "captions"}
 
@@ -78,13 +74,10 @@ def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> 
     method = config.parallel.method
     plans = {method: plan, "text_only": make_plan(config, plan.costs, "text_only")}
     quartiles = values["measured_quartiles_s"]
-    measured = {
-        "measured_s": values["measured_step_s"],
-        "iqr_s": quartiles[1] - quartiles[0] if quartiles else None,
-    }
+    iqr = quartiles[1] - quartiles[0] if quartiles else None
+    own = values["measured_step_s"], iqr
     return {
-        "title": f"{title}: {config.parallel.pp} pipeline stages,"
-        f" {config.parallel.microbatches} microbatches",
+        "title": f"{title}: {plan_words(dataclasses.asdict(config.parallel))}",
         "notes": [
             f"Predicted: simulated from {plan.costs.source} costs, not measured.",
             f"Measured step: median of {values['steps_timed']} training steps."
@@ -94,16 +87,16 @@ def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> 
         "devices": config.parallel.pp,
         "bound_s": None,
         "methods": [
-            {
-                "name": name,
-                "meaning": MEANINGS[name],
-                "predicted_s": one.step_s,
-                **(measured if name == method else dict.fromkeys(measured)),
-                "views": {"predicted": view.predicted(one)},
-            }
+            view.of_method(name, one, *(own if name == method else (None, None)))
             for name, one in plans.items()
         ],
     }
+
+
+def plan_words(plan: Mapping[str, Any]) -> str:
+    """A plan, as the settings of ParallelConfig by name, in a few words."""
+    chunks = f", {plan['chunks']} chunks each" if plan["chunks"] > 1 else ""
+    return f"{plan['pp']} pipeline stages{chunks}, {plan['microbatches']} microbatches"
 
 
 def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:
@@ -112,9 +105,7 @@ def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:
         ("report.json", json.dumps(values, indent=2)),
         ("report.txt", text(values)),
     ):
-        part = folder(workdir) / f"{name}.part"
-        part.write_text(content + "\n")
-        part.replace(folder(workdir) / name)
+        replace_text(folder(workdir) / name, content + "\n")
 
 
 def discard(workdir: pathlib.Path) -> None:
@@ -136,30 +127,21 @@ def summary(values: dict[str, Any], loss: float) -> dict[str, Any]:
 
 def text(values: dict[str, Any]) -> str:
     """The report as a person reads it on a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "idle time, one pipeline",
-        *(f"{name}, ms" for name in ("LLM alone", "encoder there", "filled", "left idle")),
-        box=box.SIMPLE_HEAD,
+    columns = ("LLM alone", "encoder there", "filled", "left idle")
+    seconds = {
+        CAUSE_WORDS[cause]: [bubble[k] for k in ("alone", "encoder", "filled", "left")]
+        for cause, bubble in values["bubbles"].items()
+    }
+    seconds["together"] = [sum(column) for column in zip(*seconds.values(), strict=True)]
+    table = table_text(
+        ("idle time, one pipeline", *(f"{name}, ms" for name in columns)),
+        [(name, *(f"{1e3 * x:.2f}" for x in row)) for name, row in seconds.items()],
     )
-    totals = [0.0] * 4
-    for cause, bubble in values["bubbles"].items():
-        row = [bubble[k] for k in ("alone", "encoder", "filled", "left")]
-        totals = [a + b for a, b in zip(totals, row, strict=True)]
-        table.add_row(CAUSES[cause], *(f"{1e3 * x:.2f}" for x in row))
-    table.add_row("together", *(f"{1e3 * x:.2f}" for x in totals), style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
-    console.print(table)
     lines = [
         f"Method {values['method']} on {values['order']}; predictions from {values['costs']} costs,"
         " simulated, not measured",
         "",
-        console.export_text().rstrip(),
+        table,
         "",
         f"encoder time that the step is spared    {values['time_share']:6.1%}",
         f"encoder work inside the LLM's idle time {values['inside_share']:6.1%}",

@@ -119,7 +119,7 @@ def test_predicted_values_are_the_plans(planned: tuple[Config, Plan]) -> None:
     assert found["text_only_step_s"] == alone < found["predicted_step_s"]
     assert 0 < found["ticks"] <= plan.program.ticks
     assert set(found["slots"].values()) <= set(range(20))
-    assert tuple(found["bubbles"]) == CAUSES == tuple(report.CAUSES)
+    assert tuple(found["bubbles"]) == CAUSES
     for cause, bubble in found["bubbles"].items():
         assert bubble == vars(plan.bubbles.causes[cause])
     assert found["share_filled"] == plan.bubbles.share_filled

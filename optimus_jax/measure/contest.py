@@ -12,12 +12,14 @@ import numpy as np
 
 from optimus_jax.config import Config
 from optimus_jax.cost.costs import Costs, analytic, emulated
-from optimus_jax.measure import fsdp, profile
+from optimus_jax.measure import profile
+from optimus_jax.measure.fsdp import Fsdp
 from optimus_jax.measure.rounds import Timings, by_turns
 from optimus_jax.measure.session import Session
 from optimus_jax.parallel.agreement import gather, share
 from optimus_jax.plan.plan import Plan, make_plan
 from optimus_jax.runtime.clock import Clock
+from optimus_jax.schedule.methods import FSDP, schedule
 from optimus_jax.schedule.simulate import Durations, event_driven
 from optimus_jax.schedule.task import Kind, Schedule, Task
 
@@ -74,9 +76,9 @@ def run(
         say("compiling once more: the plans need more ticks or slots")
         session = _session(config, plans, emulate)
     runs = {name: partial(session.seconds, session.place(p.program)) for name, p in plans.items()}
-    if fsdp.NAME in methods:
-        say("compiling fsdp")
-        runs[fsdp.NAME] = fsdp.Fsdp(config).seconds
+    if FSDP in methods:
+        say(f"compiling {FSDP}")
+        runs[FSDP] = Fsdp(config).seconds
     say(f"{rounds} rounds of {len(runs)} methods")
     times = by_turns(runs, rounds)
     marks: dict[str, Marks] = {}
@@ -112,7 +114,7 @@ def _plans(config: Config, methods: list[str], costs: Costs) -> dict[str, Plan]:
 
     if jax.process_index():
         return {}
-    return {name: make_plan(config, costs, name) for name in methods if name != fsdp.NAME}
+    return {name: make_plan(config, costs, name) for name in methods if name != FSDP}
 
 
 def _session(
@@ -170,8 +172,6 @@ def work(durations: Durations, config: Config) -> dict[str, float]:
 
 def text_only_s(config: Config, durations: Durations) -> float:
     """Seconds of the LLM alone with asynchronous transfers, without the epilogue."""
-    from optimus_jax.schedule.methods import schedule
-
     alone: Schedule = schedule("text_only", config.parallel.order, config.pipeline, durations)
     return event_driven(alone, durations).end
 

@@ -16,15 +16,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from optimus_jax.config import Config
+from optimus_jax.data.noise import random_batch
 from optimus_jax.models.mllm import Mllm
 from optimus_jax.optimizer import make_optimizer
 from optimus_jax.parallel.mesh import Grid, make_meshes
-from optimus_jax.runtime.comparison import random_batch
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import put_global
-
-NAME = "fsdp"
-MEANING = "no pipeline: rows shared out, each layer's weights gathered when needed"
 
 
 class Fsdp:

@@ -36,11 +36,6 @@ class Probe:
     end: int = 0
     features: bool = False
 
-    @property
-    def slots(self) -> Slots:
-        """What a Program needs, at least, to hold this probe."""
-        return Slots(wire=1, feature=1, saved=1, encoder=1)
-
 
 def probes(pipe: Pipeline, repeats: int) -> list[Probe]:
     """All probes of a pipeline. Tasks without layers show what is not in the layers; they are

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import pathlib
 import platform
@@ -21,6 +20,7 @@ from optimus_jax.measure.session import Session
 from optimus_jax.parallel.agreement import share
 from optimus_jax.schedule.program import Slots
 from optimus_jax.schedule.task import Pipeline
+from optimus_jax.tables import table_text
 
 REPEATS, ROUNDS = 2, 15
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -139,24 +139,16 @@ def processor() -> str:
 
 def text(profile: Profile, config: Config) -> str:
     """The measurements as a person reads them on a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("what, alone on every device", "median, ms", "IQR", "times", box=box.SIMPLE_HEAD)
+    pipe = config.pipeline
+    layers = {"layers": max(pipe.llm_layers), "encoder": pipe.encoder_layers}
+    rows = []
     for name, spread in profile.measurements.items():
-        words = WORDS[name].format(
-            layers=max(config.pipeline.llm_layers), encoder=config.pipeline.encoder_layers
-        )
         figures = f"{1e3 * spread.median:.2f}", f"{1e3 * spread.iqr:.2f}", str(spread.count)
-        table.add_row(words, *figures)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    console = Console(width=110, record=True, file=io.StringIO(), color_system=None)
-    console.print(table)
+        rows.append((WORDS[name].format(**layers), *figures))
+    table = table_text(("what, alone on every device", "median, ms", "IQR", "times"), rows)
     where = profile.where
     machine = f"{where['devices']} x {where['processor']} ({where['device']}), jax {where['jax']}"
-    return f"{machine}\n\n{console.export_text().rstrip()}"
+    return f"{machine}\n\n{table}"
 
 
 WORDS = {

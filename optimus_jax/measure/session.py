@@ -9,10 +9,10 @@ import jax
 from jax.sharding import Mesh
 
 from optimus_jax.config import Config
+from optimus_jax.data.noise import random_batch
 from optimus_jax.models.mllm import Mllm
 from optimus_jax.parallel.mesh import Grid, make_meshes
 from optimus_jax.runtime.clock import Clock
-from optimus_jax.runtime.comparison import random_batch
 from optimus_jax.runtime.executor import Executor
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.program import Program, Slots

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optimus_jax.config import EncoderConfig, LlmConfig, ModelConfig, split_layers
+from optimus_jax.data.noise import random_batch
 from optimus_jax.models.mllm import Mllm
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel import sharding
@@ -41,22 +42,6 @@ def small_model(llm_layers: int, dtype: str = "float32") -> Mllm:
             llm=LlmConfig(layers=llm_layers, width=24, heads=3, hidden=40),
         )
     )
-
-
-def random_batch(config: ModelConfig, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Pictures of noise and text of random tokens, with uneven weights that include zero."""
-    rng = np.random.default_rng(seed)
-    shape = rows, config.sequence
-    tokens = rng.integers(config.image_token + 1, config.vocabulary, shape)
-    for row in tokens:  # image tokens need not stand together
-        row[rng.permutation(config.sequence)[: config.image_tokens]] = config.image_token
-    size = config.image_height, config.image_width, config.image_channels
-    return {
-        "image": rng.integers(0, 256, (rows, *size)).astype(np.uint8),
-        "tokens": tokens.astype(np.int32),
-        "targets": rng.integers(0, config.vocabulary, shape).astype(np.int32),
-        "weights": (rng.random(shape) * (rng.random(shape) < 0.7)).astype(np.float32),
-    }
 
 
 def random_params(model: Mllm, seed: int = 1) -> Params:

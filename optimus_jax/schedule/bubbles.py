@@ -9,7 +9,12 @@ from optimus_jax.schedule.task import Task
 
 Lane = Sequence[tuple[Task, float, float]]  # tasks of one device with start and end, in seconds
 
-CAUSES = ("pp_warmup", "pp_other", "pp_cooldown")
+CAUSE_WORDS = {
+    "pp_warmup": "pipeline warm-up",
+    "pp_other": "between LLM tasks",
+    "pp_cooldown": "pipeline cool-down",
+}
+CAUSES = tuple(CAUSE_WORDS)
 
 
 @dataclasses.dataclass(frozen=True)

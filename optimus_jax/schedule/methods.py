@@ -67,6 +67,8 @@ METHODS: dict[str, Method] = {
 }
 
 
+FSDP = "fsdp"  # no schedule and no pipeline (measure/fsdp.py): what a bench can compare them with
+
 # In a few words, for reports.
 MEANINGS = {
     "text_only": "the LLM alone, without the encoder: what no method can be faster than",

@@ -24,6 +24,12 @@ class Kind(enum.StrEnum):
     def is_encoder(self) -> bool:
         return self in (Kind.EF, Kind.EB)
 
+    @property
+    def words(self) -> str:
+        """Such as "encoder backward"."""
+        module = "encoder" if self.is_encoder else "LLM"
+        return f"{module} {'forward' if self in (Kind.F, Kind.EF) else 'backward'}"
+
 
 _NOTATION = re.compile(
     r"(?P<kind>EF|EB|F|B)(?P<microbatch>\d+)"

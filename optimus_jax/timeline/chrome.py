@@ -7,17 +7,10 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-KINDS = {
-    "F": "LLM forward",
-    "B": "LLM backward",
-    "EF": "encoder forward",
-    "EB": "encoder backward",
-}
-CAUSES = {
-    "pp_warmup": "pipeline warm-up",
-    "pp_other": "between LLM tasks",
-    "pp_cooldown": "pipeline cool-down",
-}
+from optimus_jax.files import replace_text
+from optimus_jax.schedule.bubbles import CAUSE_WORDS
+from optimus_jax.schedule.task import Kind
+
 # Slices of one thread must not overlap unless one contains the other, hence a thread for each.
 ROWS = ("tasks", "exchanges", "idle")
 EPILOGUE = "gradient reduction and optimiser"
@@ -27,9 +20,7 @@ Event = dict[str, Any]
 
 def write(values: dict[str, Any], path: pathlib.Path) -> None:
     """Writes the trace of `values` whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(trace(values), allow_nan=False), encoding="utf-8")
-    part.replace(path)
+    replace_text(path, json.dumps(trace(values), allow_nan=False))
 
 
 def trace(values: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +52,7 @@ def _named(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
 def _slices(row: dict[str, Any], view: dict[str, Any]) -> tuple[list[Event], ...]:
     """Tasks, exchanges and idle intervals of one device, in the order of ROWS."""
     start, end = view["epilogue_s"]
-    tasks = [_slice(t["name"], KINDS[t["kind"]], t["start"], t["end"]) for t in row["tasks"]]
+    tasks = [_slice(t["name"], Kind(t["kind"]).words, t["start"], t["end"]) for t in row["tasks"]]
     return (
         [*tasks, _slice(EPILOGUE, "epilogue", start, end)],
         [
@@ -76,7 +67,7 @@ def _slices(row: dict[str, Any], view: dict[str, Any]) -> tuple[list[Event], ...
         ],
         [
             _slice(
-                f"idle: {CAUSES[x['cause']]}",
+                f"idle: {CAUSE_WORDS[x['cause']]}",
                 "idle",
                 x["start"],
                 x["end"],

@@ -9,12 +9,12 @@ import pathlib
 import re
 from typing import Any
 
+from optimus_jax.files import replace_text
+
 
 def write(values: dict[str, Any], path: pathlib.Path) -> None:
     """Writes the page of `values` whole or not at all. ValueError if a number is not finite."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(render(values), encoding="utf-8")
-    part.replace(path)
+    replace_text(path, render(values))
 
 
 def render(values: dict[str, Any]) -> str:

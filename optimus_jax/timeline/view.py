@@ -13,6 +13,7 @@ import numpy as np
 
 from optimus_jax.plan.plan import Plan
 from optimus_jax.schedule.bubbles import cause_at
+from optimus_jax.schedule.methods import MEANINGS
 from optimus_jax.schedule.program import Meeting, Program, Trace, alphabet
 from optimus_jax.schedule.task import Task
 
@@ -43,6 +44,27 @@ def measured(program: Program, marks: Sequence[np.ndarray], end: float) -> View:
             done = max(float(marks[d][tick, 2]) for d in (a, b))
             trace.meetings.append(Meeting(tick, (a, b), pattern.features, start, done))
     return view(trace, finish, end)
+
+
+def of_method(
+    name: str,
+    plan: Plan,
+    measured_s: float | None,
+    iqr_s: float | None,
+    measured_view: View | None = None,
+) -> dict[str, Any]:
+    """A method's entry on the page: its steps and its timelines."""
+    views = {"predicted": predicted(plan)}
+    if measured_view is not None:
+        views["measured"] = measured_view
+    return {
+        "name": name,
+        "meaning": MEANINGS[name],
+        "predicted_s": plan.step_s,
+        "measured_s": measured_s,
+        "iqr_s": iqr_s,
+        "views": views,
+    }
 
 
 def view(trace: Trace, finish: float, end: float) -> View:

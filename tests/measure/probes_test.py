@@ -113,7 +113,7 @@ def test_one_device_has_nobody_to_exchange_with() -> None:
 @every_probe
 def test_slots_and_ticks_fit_the_shape_of_a_profile(pipe: Pipeline, probe: Probe) -> None:
     slots, ticks = profile.shape(pipe)
-    assert slots.covering(probe.slots) == slots
+    assert slots.covering(Slots(1, 1, 1, 1)) == slots
     at = Columns(pipe.units)
     sizes = {
         **dict.fromkeys(("read", "write", "send", "receive"), slots.wire),

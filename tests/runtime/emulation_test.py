@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from optimus_jax.data.noise import random_batch
 from optimus_jax.parallel.mesh import Grid, make_meshes
 from optimus_jax.parallel.stages import stage_tree
 from optimus_jax.runtime.clock import MARKS, Clock
-from optimus_jax.runtime.comparison import random_batch, random_params, small_model
+from optimus_jax.runtime.comparison import random_params, small_model
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor, put_global
 from optimus_jax.schedule.lower import lower
