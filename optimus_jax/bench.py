@@ -25,9 +25,7 @@ flags.DEFINE_list(
 )
 flags.DEFINE_integer("rounds", 25, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
-flags.DEFINE_bool(
-    "timeline", True, "Run a few more steps of each to note when its tasks run."
-)
+flags.DEFINE_bool("timeline", True, "Run a few more steps of each to note when its tasks run.")
 
 
 def main() -> int:
