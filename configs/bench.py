@@ -11,8 +11,8 @@ chunk's forward, with B = 2 F, e = F and e_b = 2 F (pp2: e = 0.5 F).
 from ml_collections import ConfigDict
 
 PRESETS = {  # pp, chunks, microbatches, rows of a microbatch, encoder layers, emulated e / F
-    "pp2_m4": (2, 1, 4, 12, 3, 0.5),
-    "pp2_m8": (2, 1, 8, 12, 3, 0.5),
+    "pp2_m4": (2, 1, 4, 10, 3, 0.5),
+    "pp2_m8": (2, 1, 8, 10, 3, 0.5),
     "pp4_m8": (4, 1, 8, 12, 6, 1.0),
     "pp8_v2_m16": (8, 2, 16, 16, 6, 1.0),
 }
@@ -33,7 +33,7 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.model.text_length = 64
     c.model.projector_hidden = 256
     c.model.encoder = ConfigDict(
-        dict(layers=encoder_layers, width=200, heads=4, hidden=800, patch=8)
+        dict(layers=encoder_layers, width=200, heads=4, hidden=960, patch=8)
     )
     c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=256, heads=4, hidden=1024))
 

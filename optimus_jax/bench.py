@@ -23,7 +23,7 @@ start.define_processes()
 flags.DEFINE_list(
     "methods", list(METHODS), f"Methods to compare, with commas between; {FSDP} is one too."
 )
-flags.DEFINE_integer("rounds", 25, "Rounds, in each of which every method runs once.", 1)
+flags.DEFINE_integer("rounds", 40, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
 flags.DEFINE_bool("timeline", True, "Run a few more steps of each to note when its tasks run.")
 

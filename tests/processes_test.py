@@ -81,6 +81,17 @@ def test_every_process_gets_its_environment(tmp_path):
     assert address.startswith("127.0.0.1:")
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_processes_keep_memory_unless_the_user_says_otherwise(own, tmp_path, monkeypatch):
+    monkeypatch.delenv(processes.TUNABLES, raising=False)
+    if own:
+        monkeypatch.setenv(processes.TUNABLES, own)
+    write = f"open(sys.argv[1], 'w').write(os.environ[{processes.TUNABLES!r}])"
+    assert processes.run_local(python(write, str(tmp_path / "seen")), 1) == 0
+    seen = (tmp_path / "seen").read_text()
+    assert seen == own if own else "glibc.malloc.mmap_max=0" in seen.split(":")
+
+
 def test_stdout_is_that_of_process_0_and_the_others_lose_nothing():
     code = """
         for i in range(2000): print("out", rank, i)
