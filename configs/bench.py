@@ -33,7 +33,7 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.model.text_length = 64
     c.model.projector_hidden = 256
     c.model.encoder = ConfigDict(
-        dict(layers=encoder_layers, width=200, heads=4, hidden=960, patch=8)
+        dict(layers=encoder_layers, width=200, heads=4, hidden=720, patch=8)
     )
     c.model.llm = ConfigDict(dict(layers=2 * pp * chunks, width=256, heads=4, hidden=1024))
 

@@ -29,6 +29,7 @@ def values(done: Contest) -> dict[str, Any]:
         if a != b
     }
     text = spreads.get("text_only")
+    before = done.profile.reference.median
     plan = dataclasses.asdict(config.parallel)
     del plan["method"]  # all of them ran
     return {
@@ -40,7 +41,11 @@ def values(done: Contest) -> dict[str, Any]:
                 "measured_s": spread.median,
                 "iqr_s": spread.iqr,
                 "share_of_text_only": text.median / spread.median if text else None,
-                **_predicted(done.plans.get(name), spread.median),
+                **_predicted(
+                    done.plans.get(name),
+                    spread.median,
+                    before * ratio(done.times[name], done.reference).median,
+                ),
             }
             for name, spread in spreads.items()
         },
@@ -54,19 +59,23 @@ def values(done: Contest) -> dict[str, Any]:
         },
         "bound_s": contest.bound_s(config, durations),
         "phased_formula_s": contest.phased_s(config, durations),
+        "slower_than_profiled": Spread.of(t / before for t in done.reference).median,
         "where": done.profile.where,
         "times": done.times,
     }
 
 
-def _predicted(plan: Plan | None, measured: float) -> dict[str, Any]:
-    """What was predicted of a method; nothing of one that is not a Program."""
+def _predicted(plan: Plan | None, measured: float, as_profiled: float) -> dict[str, Any]:
+    """What was predicted of a method; nothing of one that is not a Program. `as_profiled` is what
+    was measured, at the speed that the machine had when costs were taken: each round's step beside
+    the same round's reference probe."""
     if plan is None:
         return {"predicted_s": None, "error": None}
     bubbles = plan.bubbles
     return {
         "predicted_s": plan.step_s,
         "error": measured / plan.step_s - 1,
+        "error_as_profiled": as_profiled / plan.step_s - 1,
         "program_s": plan.program_s,
         "event_driven_s": plan.event_driven_s,
         "share_filled": bubbles.share_filled,
@@ -130,14 +139,14 @@ def _machine(values: dict[str, Any]) -> str:
 def text(values: dict[str, Any]) -> str:
     """The report as a person reads it on a terminal."""
     kind = "emulated" if values["emulated"] else "measured"
-    header = ("method", f"{kind}, ms", "IQR", "predicted", "off by", "phased / it", "of text_only")
+    header = ("method", f"{kind}, ms", "IQR", "predicted", "off by", "drift apart")
     table = table_text(
-        (*header, "bubbles filled", "encoder spared"),
+        (*header, "phased / it", "of text_only", "bubbles filled", "encoder spared"),
         [_row(values, name, m) for name, m in values["methods"].items()],
     )
     costs = values["costs"]
     words = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in costs.items())
-    formula = values["phased_formula_s"]
+    formula, slower = values["phased_formula_s"], values["slower_than_profiled"]
     lines = [
         f"{report.plan_words(values['plan'])}; {values['rounds']} rounds; {_machine(values)}",
         f"costs in ms, measured before the rounds: {words}",
@@ -145,6 +154,8 @@ def text(values: dict[str, Any]) -> str:
         table,
         "",
         f"no placement of the encoder can take less than {1e3 * values['bound_s']:.1f} ms (bound)",
+        f"in the rounds, one and the same task took {slower:.3f} of its time"
+        " when costs were measured; 'drift apart' is how far off predictions are without that",
     ]
     if formula and "phased" in values["methods"]:
         off = values["methods"]["phased"]["measured_s"] / formula - 1
@@ -166,6 +177,7 @@ def _row(values: dict[str, Any], name: str, m: dict[str, Any]) -> tuple[str, ...
         f"{1e3 * m['iqr_s']:.1f}",
         f"{1e3 * m['predicted_s']:.1f}" if planned else "",
         f"{m['error']:+.1%}" if planned else "",
+        f"{m['error_as_profiled']:+.1%}" if planned else "",
         f"{against:.3f}" if against else "",
         f"{share:.1%}" if share else "",
         f"{m['share_filled']:.0%}" if encoder else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 
-WIDTH = 110
+WIDTH = 120
 
 
 def table_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -37,8 +37,8 @@ def contest(emulate: bool = False) -> Contest:
     )
     plans = {name: make_plan(config, costs, name) for name in TIMES}
     where = {"devices": 2, "processor": "A Chip", "device": "cpu", "jax": "1.2.3"}
-    taken = Profile(costs, {"epilogue": Spread(0.25, 0.0, 3)}, where)
-    return Contest(config, taken, plans, TIMES, {}, emulate)
+    taken = Profile(costs, {"epilogue": Spread(0.25, 0.0, 3)}, where, Spread(0.5, 0.0, 3))
+    return Contest(config, taken, plans, TIMES, [0.5, 1.0, 1.5], {}, emulate)
 
 
 @pytest.fixture
@@ -83,6 +83,16 @@ def test_ratios_are_medians_of_those_within_each_round(values: dict[str, Any]) -
     assert ratios["filled/phased"] == pytest.approx(0.8)
     assert ratios["phased/text_only"] == 1.25
     assert values["ratio_iqrs"]["phased/filled"] == pytest.approx(1.625 - 0.875)
+
+
+def test_drift_since_the_profile_is_told_apart(values: dict[str, Any]) -> None:
+    # the reference took 0.5 in the profile, and 1, 2 and 3 times as much in the rounds
+    assert values["slower_than_profiled"] == 2.0
+    filled = values["methods"]["filled"]
+    assert filled["error_as_profiled"] == pytest.approx(1.0 / filled["predicted_s"] - 1)
+    assert "took 2.000 of its" in bench_report.text(values)
+    row = next(x for x in bench_report.text(values).splitlines() if x.startswith("  filled "))
+    assert row.split()[5] == f"{filled['error_as_profiled']:+.1%}"
 
 
 def test_text_has_a_line_for_each_method(values: dict[str, Any]) -> None:

@@ -38,12 +38,14 @@ class Marks:
 @dataclasses.dataclass(frozen=True)
 class Contest:
     """What was planned and what was measured; the same in every process but for `times`, which are
-    each process's own."""
+    each process's own. `reference` are the seconds of a probe in each round: how fast the machine
+    was then, against when the profile was taken."""
 
     config: Config
     profile: profile.Profile
     plans: dict[str, Plan]
     times: Timings
+    reference: list[float]
     marks: dict[str, Marks]  # of one step of each method, slowed a little by the clock
     emulated: bool
 
@@ -80,13 +82,14 @@ def run(
         say(f"compiling {FSDP}")
         runs[FSDP] = Fsdp(config).seconds
     say(f"{rounds} rounds of {len(runs)} methods")
-    times = by_turns(runs, rounds)
+    times = by_turns({**runs, profile.REFERENCE: profile.reference(session)}, rounds)
+    reference = times.pop(profile.REFERENCE)
     marks: dict[str, Marks] = {}
     if clocked:
         say("a few more steps of each, with a clock")
         del session, runs
         marks = _marks(config, plans, emulate, times)
-    return Contest(config, taken, plans, times, marks, emulate)
+    return Contest(config, taken, plans, times, reference, marks, emulate)
 
 
 def hollow(config: Config) -> Config:

@@ -23,16 +23,19 @@ from optimus_jax.schedule.task import Pipeline
 from optimus_jax.tables import table_text
 
 REPEATS, ROUNDS = 2, 15
+REFERENCE = "B layers"  # the probe that shows how fast the machine is from one moment to the next
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Costs with the measurements that they come from, by name: seconds of one task."""
+    """Costs with the measurements that they come from, by name: seconds of one task. `reference`
+    are the seconds of a whole step of the REFERENCE probe."""
 
     costs: Costs
     measurements: dict[str, Spread]
     where: dict[str, Any]
+    reference: Spread
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -54,15 +57,20 @@ def take(session: Session, rounds: int = ROUNDS) -> Profile:
     pipe = session.config.pipeline
     chosen = probes.probes(pipe, REPEATS)
     runs: dict[str, Callable[[], float]] = {}
-    known: dict[bytes, str] = {}  # probes that need the same preparation share its time
+    known: dict[tuple[object, ...], str] = {}  # probes of the same preparation share its time
+    # Sleeping tasks would all wake together and wait for cores that they have to themselves, or
+    # nearly so, in a pipeline, whose devices are not in step. With this they wake one by one.
+    sleep = session.emulated_forward
+    late = sleep / jax.process_count() if sleep else 0.0
 
     def add(name: str, probe: probes.Probe | None, run: bool) -> str:
         program = probes.program(probe, pipe, session.slots, session.ticks, run)
-        key = program.table.tobytes() + program.pattern.tobytes()
+        apart = late if probe is not None and probe.kind is not None else 0.0
+        key = program.table.tobytes(), program.pattern.tobytes(), apart
         if key not in known:
             known[key] = name
             tables = session.place(program)
-            runs[name] = lambda: session.seconds(tables)
+            runs[name] = lambda: session.seconds(tables, apart)
         return known[key]
 
     add("epilogue", None, False)
@@ -72,9 +80,18 @@ def take(session: Session, rounds: int = ROUNDS) -> Profile:
     for probe, (with_it, without) in pairs.items():
         both = zip(times[with_it], times[without], strict=True)
         found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in both)
-    found = share(found)
+    reference = Spread.of(times[next(pairs[p][0] for p in chosen if p.name == REFERENCE)])
+    found, reference = share((found, reference))
     costs = _costs(session.config, found)
-    return Profile(costs, found, {**_where(session), "rounds": rounds})
+    return Profile(costs, found, {**_where(session), "rounds": rounds}, reference)
+
+
+def reference(session: Session) -> Callable[[], float]:
+    """Times a step of the REFERENCE probe."""
+    probe = next(p for p in probes.probes(session.config.pipeline, REPEATS) if p.name == REFERENCE)
+    pipe = session.config.pipeline
+    tables = session.place(probes.program(probe, pipe, session.slots, session.ticks, True))
+    return lambda: session.seconds(tables)
 
 
 def _costs(config: Config, found: dict[str, Spread]) -> Costs:

@@ -37,6 +37,7 @@ class Session:
         clock: Clock | None = None,
     ):
         self.config, self.slots, self.ticks, self.clock = config, slots, ticks, clock
+        self.emulated_forward = emulate.forward[0] if emulate else None  # seconds of a chunk's F
         meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
         self.executor = Executor(
             Mllm(config.model),
@@ -70,9 +71,11 @@ class Session:
         jax.block_until_ready((self.state, metrics))
         return metrics
 
-    def seconds(self, tables: Tables) -> float:
-        """Seconds of one training step. The processes begin together: each ends the step before
-        with a sum over all of them."""
+    def seconds(self, tables: Tables, late: float = 0.0) -> float:
+        """Seconds of one training step. The processes begin together, since each ends the step
+        before with a sum over all of them, or each `late` seconds after the one before it."""
         start = time.perf_counter()
+        if late:
+            time.sleep(late * jax.process_index())
         self.run(tables)
         return time.perf_counter() - start

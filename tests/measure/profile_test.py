@@ -128,14 +128,17 @@ class Machine:
         self.slots, self.ticks = profile.shape(config.pipeline)
         self.mesh = types.SimpleNamespace(size=3, devices=np.array(jax.devices()[:3]))
         self.runs = 0
+        self.emulated_forward: float | None = None
+        self.lates: list[float] = []
 
     def place(self, program: Program) -> Program:
         assert (program.slots, program.ticks) == (self.slots, self.ticks)
         return program
 
-    def seconds(self, program: Program) -> float:
+    def seconds(self, program: Program, late: float = 0.0) -> float:
         self.runs += 1
-        total, c = self.costs.epilogue + (self.runs == 1), self.costs
+        self.lates.append(late)
+        total, c = self.costs.epilogue + (self.runs == 1) + 2 * late, self.costs
         for row, pattern in zip(program.table, program.pattern, strict=True):
             total += self._task(dict(zip(program.columns.SCALARS, row[0], strict=False)))
             moved = alphabet(program.pipeline)[pattern]
@@ -192,12 +195,21 @@ def test_a_profile_finds_the_costs_of_its_machine(sizes: tuple[int, int, int]) -
     assert taken.where["jax"] == jax.__version__
 
 
+def test_sleeping_tasks_are_timed_out_of_step() -> None:
+    machine = Machine(config_of(), TRUE)
+    machine.emulated_forward = 0.5
+    taken = profile.take(machine, rounds=2)  # type: ignore[arg-type]
+    assert set(machine.lates) == {0.0, 0.5}, "exchanges and the epilogue in step"
+    assert numbers(taken.costs) == pytest.approx(numbers(TRUE)), "being late is no part of a task"
+
+
 WHERE: dict[str, Any] = {"devices": 3, "processor": "A Chip", "device": "cpu", "jax": "1.2.3"}
 
 
 def test_a_saved_profile_is_read_as_costs(tmp_path: pathlib.Path) -> None:
     config = config_of()
-    taken = Profile(profile._costs(config, measurements()), measurements(), WHERE)
+    once = Spread(0.3, 0.01, 15)
+    taken = Profile(profile._costs(config, measurements()), measurements(), WHERE, once)
     taken.save(tmp_path / "profile.json")
     assert Costs.load(tmp_path / "profile.json") == taken.costs
     found = json.loads((tmp_path / "profile.json").read_text())
@@ -211,7 +223,8 @@ def test_text_names_every_measurement_with_its_figures() -> None:
     names = {p.name for p in probes(config.pipeline, 1)} | {"epilogue"}
     found = measurements()
     assert found.keys() == names
-    text = profile.text(Profile(profile._costs(config, found), found, WHERE), config)
+    costs = profile._costs(config, found)
+    text = profile.text(Profile(costs, found, WHERE, Spread(0.3, 0.01, 15)), config)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     for name, milliseconds in MILLISECONDS.items():
         words = profile.WORDS[name].format(layers=3, encoder=4).strip()
