@@ -58,14 +58,10 @@ def take(session: Session, rounds: int = ROUNDS) -> Profile:
     chosen = probes.probes(pipe, REPEATS)
     runs: dict[str, Callable[[], float]] = {}
     known: dict[tuple[object, ...], str] = {}  # probes of the same preparation share its time
-    # Sleeping tasks would all wake together and wait for cores that they have to themselves, or
-    # nearly so, in a pipeline, whose devices are not in step. With this they wake one by one.
-    sleep = session.emulated_forward
-    late = sleep / jax.process_count() if sleep else 0.0
 
     def add(name: str, probe: probes.Probe | None, run: bool) -> str:
         program = probes.program(probe, pipe, session.slots, session.ticks, run)
-        apart = late if probe is not None and probe.kind is not None else 0.0
+        apart = _apart(session) if probe is not None and probe.kind is not None else 0.0
         key = program.table.tobytes(), program.pattern.tobytes(), apart
         if key not in known:
             known[key] = name
@@ -91,7 +87,15 @@ def reference(session: Session) -> Callable[[], float]:
     probe = next(p for p in probes.probes(session.config.pipeline, REPEATS) if p.name == REFERENCE)
     pipe = session.config.pipeline
     tables = session.place(probes.program(probe, pipe, session.slots, session.ticks, True))
-    return lambda: session.seconds(tables)
+    return lambda: session.seconds(tables, _apart(session))
+
+
+def _apart(session: Session) -> float:
+    """Seconds between the starts of processes that time a task. Sleeping tasks would all wake
+    together and wait for cores that they have to themselves, or nearly so, in a pipeline, whose
+    devices are not in step; so they wake one by one."""
+    sleep = session.emulated_forward
+    return sleep / jax.process_count() if sleep else 0.0
 
 
 def _costs(config: Config, found: dict[str, Spread]) -> Costs:
