@@ -8,5 +8,5 @@ bash launch/setup.sh
 python=.venv/bin/python
 "$python" -m ruff format --check .
 "$python" -m ruff check .
-"$python" -m mypy optimus_jax/schedule optimus_jax/cost optimus_jax/plan
+"$python" -m mypy optimus_jax/{cost,schedule,fill,plan,judge}
 exec "$python" -m pytest -n 2 "$@"

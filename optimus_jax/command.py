@@ -18,6 +18,9 @@ from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.costs import Costs
 from optimus_jax.errors import UserError as UserError
+from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.cluster_checks import from_config_dict as cluster_from_config_dict
+from optimus_jax.plan.cluster_checks import is_cluster
 
 flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
 
@@ -137,7 +140,7 @@ def _overridden(argv: list[str]) -> tuple[ConfigDict, list[str]]:
         else:
             errors += _override(group, path, equals, text)
     try:
-        from_config_dict(values.to_dict())
+        _made(values)
     except ConfigError as error:
         errors += error.errors
     return values, errors
@@ -204,8 +207,36 @@ def _examples() -> str:
     return ", ".join(sorted(map(str, pathlib.Path("configs").glob("*.py")))) or "none in configs/"
 
 
+def _made(values: ConfigDict) -> Config | Cluster:
+    """The checked configuration. Raises ConfigError, and UserError if it is a cluster's and this
+    command does not plan."""
+    given = values.to_dict()
+    if not is_cluster(given):
+        return from_config_dict(given)
+    if not _takes_clusters:
+        raise UserError(
+            f"--config={_config_name(sys.argv)}: describes a cluster's job (gpus), which"
+            " python -m optimus_jax.plan answers; other commands take a training run's"
+        )
+    return cluster_from_config_dict(given)
+
+
+_takes_clusters = False
+
+
+def take_clusters() -> None:
+    """Lets this command have a cluster's configuration, which `job` returns."""
+    global _takes_clusters
+    _takes_clusters = True
+
+
+def job() -> Config | Cluster:
+    """The checked configuration of this command line, of a training run or of a cluster."""
+    return _made(_overridden(sys.argv)[0])
+
+
 def config() -> Config:
-    """The checked configuration of this command line."""
+    """The checked configuration of this command line, of a training run."""
     return from_config_dict(_overridden(sys.argv)[0].to_dict())
 
 

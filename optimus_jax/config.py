@@ -162,9 +162,9 @@ def split_layers(layers: int, virtual_stages: int) -> tuple[int, ...]:
 def from_config_dict(values: Mapping[str, Any]) -> Config:
     """The checked configuration. Raises ConfigError with every error found."""
     errors: list[str] = []
-    built: Config = _build(Config, values, "config", errors)
+    built: Config = build(Config, values, "config", errors)
     for check in CHECKS:
-        # a value of the wrong type is reported once, by _build
+        # a value of the wrong type is reported once, by build
         with contextlib.suppress(AttributeError, TypeError, ZeroDivisionError):
             errors += check(built)
     if errors:
@@ -172,7 +172,7 @@ def from_config_dict(values: Mapping[str, Any]) -> Config:
     return built
 
 
-def _build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) -> Any:
+def build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) -> Any:
     """A dataclass from a mapping with the same keys. Wrong keys and types become errors; what is
     left is then returned as a namespace, so that the other checks can still run."""
     hints = typing.get_type_hints(kind)
@@ -192,7 +192,14 @@ def _build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) 
             if not isinstance(value, Mapping):
                 errors.append(f"{where}: expected a group of settings, got {value!r}")
                 continue
-            made[name] = _build(wanted, value, where, errors)  # type: ignore[arg-type]
+            made[name] = build(wanted, value, where, errors)  # type: ignore[arg-type]
+            continue
+        if typing.get_origin(wanted) is dict:
+            if not isinstance(value, Mapping):
+                errors.append(f"{where}: expected named groups of settings, got {value!r}")
+                continue
+            one = typing.get_args(wanted)[1]
+            made[name] = {key: build(one, value[key], f"{where}.{key}", errors) for key in value}
             continue
         if wanted is float and type(value) is int:
             value = float(value)
@@ -206,4 +213,4 @@ def _build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) 
     return kind(**made) if len(errors) == before else types.SimpleNamespace(**made)
 
 
-NOUNS = {int: "a whole number", float: "a number", str: "a word"}
+NOUNS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}

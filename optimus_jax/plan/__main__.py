@@ -1,18 +1,37 @@
-"""python -m optimus_jax.plan: what a configuration will do, before anything compiles."""
+"""python -m optimus_jax.plan: what a configuration will do, before anything compiles.
+
+Of a training run: its schedule, idle time and predicted step. Of a cluster's job (a configuration
+with `gpus`, such as configs/paper.py): parallel plans of LLM and encoders, all methods side by
+side, memory, and which method to use. Everything is simulated.
+"""
 
 from __future__ import annotations
+
+import json
+import pathlib
 
 from absl import flags
 
 from optimus_jax import command, report
+from optimus_jax.errors import UserError
+from optimus_jax.files import replace_text
+from optimus_jax.plan import answer_report
+from optimus_jax.plan.answer import Answer, Planner
+from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.plan import make_plan
+from optimus_jax.schedule.task import ScheduleError
 
 command.define_config()
 command.define_costs()
+command.take_clusters()
+flags.DEFINE_string("out", None, "Of a cluster: folder for plan.json, trace and timeline.html.")
 
 
 def main() -> int:
-    config = command.config()
+    job = command.job()
+    if isinstance(job, Cluster):
+        return cluster(job)
+    config = job
     plan = make_plan(config, command.costs())
     p, pipe = config.parallel, config.pipeline
     values = {**report.predicted(config, plan), "timeline": report.text_grid(plan.lanes)}
@@ -31,6 +50,31 @@ def main() -> int:
     if flags.FLAGS.json:
         command.emit({**values, "schedule": str(plan.schedule)})
     return 0
+
+
+def cluster(job: Cluster) -> int:
+    """Answers for a cluster."""
+    try:
+        answer = Planner(job).answer()
+    except ScheduleError as error:
+        raise UserError(str(error)) from None
+    command.say(answer_report.text(answer))
+    if flags.FLAGS.out:
+        folder = write(answer, pathlib.Path(flags.FLAGS.out))
+        command.say(f"\nwritten: {folder} (plan.json, answer.json, trace.json, timeline.html)")
+    if flags.FLAGS.json:
+        command.emit(answer_report.values(answer))
+    return 0
+
+
+def write(answer: Answer, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the plan of the recommended method, the answer, and pictures of all methods."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = answer_report.plan_values(answer, answer.recommended)
+    replace_text(folder / "plan.json", json.dumps(plan, separators=(",", ":")) + "\n")
+    values = answer_report.values(answer)
+    replace_text(folder / "answer.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
+    return folder
 
 
 if __name__ == "__main__":
