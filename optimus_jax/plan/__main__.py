@@ -16,8 +16,9 @@ from optimus_jax import command, report
 from optimus_jax.errors import UserError
 from optimus_jax.files import replace_text
 from optimus_jax.plan import answer_report
-from optimus_jax.plan.answer import Answer, Planner
+from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.outcome import Answer
 from optimus_jax.plan.plan import make_plan
 from optimus_jax.schedule.task import ScheduleError
 
@@ -55,7 +56,7 @@ def main() -> int:
 def cluster(job: Cluster) -> int:
     """Answers for a cluster."""
     try:
-        answer = Planner(job).answer()
+        answer = answer_to(job)
     except ScheduleError as error:
         raise UserError(str(error)) from None
     command.say(answer_report.text(answer))

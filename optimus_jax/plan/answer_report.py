@@ -10,7 +10,7 @@ from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.fill.backbone import BUBBLES
 from optimus_jax.fill.filling import Filling
 from optimus_jax.fill.placement import pieces
-from optimus_jax.plan.answer import Answer, Outcome
+from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.tables import table_text
 
 CAUSES = {

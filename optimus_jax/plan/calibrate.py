@@ -10,8 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from optimus_jax.plan.answer import Planner
+from optimus_jax.fill.baselines import encoder_first_tuned
+from optimus_jax.fill.coarse import coarse
+from optimus_jax.fill.filling import Filling
+from optimus_jax.plan.beside import fine_plans
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.inside import pipeline
+from optimus_jax.plan.search import Search
 
 TARGETS = {"encoder_first_tuned": 10.65, "fine": 9.80, "coarse_inside_share": 0.343}
 _ROUNDS = 6
@@ -22,10 +27,10 @@ def calibrate(cluster: Cluster) -> dict[str, float]:
     the others held, in turn until none moves."""
     values = {"efficiency": 0.3, "p2p_busy_s": 1e-3, "dp_exposed_s": 0.15}
     ranges = {"efficiency": (0.1, 0.9), "p2p_busy_s": (0.0, 5e-3), "dp_exposed_s": (0.0, 1.0)}
-    probes: dict[str, tuple[Callable[[Planner], float], float, int]] = {
-        "dp_exposed_s": (lambda p: p.fine_and_coarse()[1].inside_share, 0.343, 1),
-        "p2p_busy_s": (lambda p: p.fine_and_coarse()[0].step, 9.80, 1),
-        "efficiency": (lambda p: p.tuned().step, 10.65, -1),
+    probes: dict[str, tuple[Callable[[Search], float], float, int]] = {
+        "dp_exposed_s": (lambda s: _both(s)[1].inside_share, TARGETS["coarse_inside_share"], 1),
+        "p2p_busy_s": (lambda s: _both(s)[0].step, TARGETS["fine"], 1),
+        "efficiency": (_tuned, TARGETS["encoder_first_tuned"], -1),
     }
     for turn in range(_ROUNDS):
         for name, (measure, target, sign) in probes.items():
@@ -34,7 +39,7 @@ def calibrate(cluster: Cluster) -> dict[str, float]:
                 middle = (low + high) / 2
                 tried = {**values, name: middle}
                 assume = dataclasses.replace(cluster.assume, **tried)  # type: ignore[arg-type]
-                got = measure(Planner(dataclasses.replace(cluster, assume=assume)))
+                got = measure(Search(dataclasses.replace(cluster, assume=assume)))
                 if sign * (got - target) < 0:
                     low = middle
                 else:
@@ -43,6 +48,17 @@ def calibrate(cluster: Cluster) -> dict[str, float]:
             width = (0.5, 0.3, 0.1, 0.05, 0.02)[min(turn, 4)] * values[name]
             ranges[name] = values[name] - width, values[name] + width
     return values
+
+
+def _both(search: Search) -> tuple[Filling, Filling]:
+    """fine with its best plans, and coarse with the same."""
+    found = fine_plans(search)
+    assert found is not None, "the row fits in memory"
+    return found[0], coarse(search.backbone, list(found[1].values()))
+
+
+def _tuned(search: Search) -> float:
+    return encoder_first_tuned(pipeline(search), most_chunks=2).step  # three are no better
 
 
 def main() -> None:

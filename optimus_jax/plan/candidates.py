@@ -149,10 +149,15 @@ def _least_memory(cluster: Cluster, plan: ParallelPlan) -> MemoryTable:
         stages = max(d for d in divisors(plan.pp) if d <= spec.model.layers)
         model = spec.model
         tp = max(d for d in divisors(plan.tp) if not model.heads % d and not model.hidden % d)
-        nothing = Work(Kernel(0.0, 0.0), (0,), Kernel(0.0, 0.0), (0,))
-        plans[name] = EncoderPlan(plan.pp, stages, plan.tp // tp, nothing, nothing)
+        plans[name] = without_work(plan.pp, stages, plan.tp // tp)
     held = [min(plan.pp, cluster.microbatches(plan))] * len(plans)
     return with_encoders(llm_memory(cluster, plan), cluster, plan, plans, held)
+
+
+def without_work(ranks: int, stages: int, copies: int) -> EncoderPlan:
+    """A plan that only says how an encoder is cut, for its memory."""
+    nothing = Work(Kernel(0.0, 0.0), (0,), Kernel(0.0, 0.0), (0,))
+    return EncoderPlan(ranks, stages, copies, nothing, nothing)
 
 
 def _formula(cluster: Cluster, plan: ParallelPlan) -> float:

@@ -9,9 +9,10 @@ import importlib.resources
 import re
 from collections.abc import Iterable, Sequence
 
-from optimus_jax.plan.answer import Answer, Planner
+from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.answer_report import memory_overhead
 from optimus_jax.plan.cluster_checks import from_config_dict
+from optimus_jax.plan.outcome import Answer
 
 # Printed by the paper: seconds of a step (tables 5 and 4), shares in percent (table 7).
 STEPS = {
@@ -52,7 +53,7 @@ def answers(rows: Iterable[str]) -> dict[str, Answer]:
     """The planner's answers to rows of configs/paper.py."""
     from configs.paper import get_config
 
-    return {row: Planner(from_config_dict(get_config(row).to_dict())).answer() for row in rows}
+    return {row: answer_to(from_config_dict(get_config(row).to_dict())) for row in rows}
 
 
 def errors(found: dict[str, Answer]) -> dict[tuple[str, str], float]:

@@ -12,7 +12,7 @@ from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.cost.transformer import MODELS, Transformer
 from optimus_jax.errors import UserError
 from optimus_jax.fill.placement import check
-from optimus_jax.plan.answer import Answer, Planner
+from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.cluster import (
     Assumptions,
     Cluster,
@@ -21,6 +21,7 @@ from optimus_jax.plan.cluster import (
     LlmSpec,
 )
 from optimus_jax.plan.cluster_checks import from_config_dict
+from optimus_jax.plan.outcome import Answer
 from optimus_jax.plan.times import layer_flops
 
 LLM = LlmSpec("own", 128, layers=2, width=64, heads=4, hidden=256)
@@ -46,7 +47,7 @@ def job(encoders: dict[str, EncoderSpec], frozen: bool = False, **changes: Any) 
 
 
 def answer(*arguments: Any, **changes: Any) -> Answer:
-    found = Planner(job(*arguments, **changes)).answer()
+    found = answer_to(job(*arguments, **changes))
     for outcome in found.outcomes.values():
         if outcome.filling:
             check(outcome.filling)
@@ -123,12 +124,12 @@ def test_what_cannot_fit_says_which_bytes_and_what_would() -> None:
     values = clusters.get_config("two_encoders").to_dict()
     values["memory_gb"] = 40.0
     with pytest.raises(UserError) as error:
-        Planner(from_config_dict(values)).answer()
+        answer_to(from_config_dict(values))
     text = str(error.value)
     assert "no method fits in memory: text_only needs 43.8 GB of 40.0 GB" in text
     assert "largest are LLM activations" in text
     values["memory_gb"] = 60.0
-    found = Planner(from_config_dict(values)).answer()
+    found = answer_to(from_config_dict(values))
     assert found.outcomes["filled"].fits
     assert not found.outcomes["coarse"].fits, "as the paper, without encoder activations"
 

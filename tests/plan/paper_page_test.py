@@ -9,9 +9,10 @@ import pytest
 from configs import paper
 from optimus_jax.fill.placement import check
 from optimus_jax.plan import paper_page
-from optimus_jax.plan.answer import Answer, Planner
+from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.answer_report import memory_overhead
 from optimus_jax.plan.cluster_checks import from_config_dict
+from optimus_jax.plan.outcome import Answer
 
 STRONG = ("strong_1536", "strong_2048", "strong_3072")
 OTHERS = [row for row in paper.ROWS if row not in STRONG]
@@ -21,7 +22,7 @@ OTHERS = [row for row in paper.ROWS if row not in STRONG]
 def answer(row: str, memory_gb: float = 80.0) -> Answer:
     values = paper.get_config(row).to_dict()
     values["memory_gb"] = memory_gb
-    return Planner(from_config_dict(values)).answer()
+    return answer_to(from_config_dict(values))
 
 
 @functools.cache
