@@ -15,7 +15,7 @@ from absl import flags
 from optimus_jax import command, report
 from optimus_jax.errors import UserError
 from optimus_jax.files import replace_text
-from optimus_jax.plan import answer_report
+from optimus_jax.plan import answer_page, answer_report
 from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.outcome import Answer
@@ -75,6 +75,7 @@ def write(answer: Answer, folder: pathlib.Path) -> pathlib.Path:
     replace_text(folder / "plan.json", json.dumps(plan, separators=(",", ":")) + "\n")
     values = answer_report.values(answer)
     replace_text(folder / "answer.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
+    answer_page.write(answer, folder)
     return folder
 
 

@@ -10,6 +10,7 @@ from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.fill.backbone import BUBBLES
 from optimus_jax.fill.filling import Filling
 from optimus_jax.fill.placement import pieces
+from optimus_jax.plan.orders import orders
 from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.tables import table_text
 
@@ -36,6 +37,10 @@ def values(answer: Answer) -> dict[str, Any]:
         "constants": dict(answer.constants),
         "scheduling_s": answer.scheduling_s,
         "llm_plan": _llm_plan(answer),
+        "orders": {
+            name: {"step_s": o.step, "idle": o.idle, "held": o.held, "chunks": o.chunks}
+            for name, o in orders(answer.cluster, answer.llm.plan).items()
+        },
         "simulated": True,
     }
 
@@ -122,6 +127,7 @@ def text(answer: Answer) -> str:
     total = sum(bubbles.values())
     rows.append(("together", f"{1e3 * total:.1f}", f"{total / backbone.step:.1%}"))
     lines.append(table_text(("idle time of the LLM alone, by device", "ms", "of its step"), rows))
+    lines += ["", _orders(answer)]
     best = answer.outcomes[answer.recommended]
     lines += ["", f"recommended: {answer.recommended}: {answer.reason}"]
     lines += [f"encoder plan: {_encoder_words(answer, best)}"] if best.plans else []
@@ -163,6 +169,15 @@ def _table(answer: Answer) -> str:
             )
         )
     return table_text((*header, *more), rows)
+
+
+def _orders(answer: Answer) -> str:
+    rows = [
+        (name, str(o.chunks), f"{o.step:.3f}", f"{o.idle:.1%}", f"{o.held:.1f}")
+        for name, o in orders(answer.cluster, answer.llm.plan).items()
+    ]
+    header = ("the LLM alone, by order", "chunks", "step, s", "idle", "microbatches held")
+    return table_text(header, rows)
 
 
 def _memory(table: MemoryTable, name: str, capacity: float) -> str:

@@ -68,6 +68,10 @@ def _filled(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
             named = dict(zip(search.cluster.encoders, plans, strict=True))
 
             def accept(filling: Filling) -> bool:
+                caps = [spec.in_flight for spec in search.cluster.encoders.values()]
+                held = filling.in_flight()
+                if any(c and h > c + 1e-9 for c, h in zip(caps, held, strict=True)):
+                    return False
                 return search.memory(named, filling.in_flight()).fits(search.cluster.capacity)
 
             spread = can_spread(search.cluster, named)

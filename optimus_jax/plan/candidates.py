@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.errors import UserError
@@ -45,10 +45,10 @@ def llm_timeline(cluster: Cluster, plan: ParallelPlan) -> LlmTimeline:
     later microbatches are needed latest, if that costs nothing (Optimus, section 4.3)."""
     n = cluster.microbatches(plan)
     if plan.chunks == 1:
-        return LlmTimeline(plan, _timed(cluster, plan, one_f_one_b(plan.pp, n)), False, 0.0)
-    usual = _timed(cluster, plan, interleaved_1f1b(plan.pp, n, plan.chunks))
+        return LlmTimeline(plan, timed(cluster, plan, one_f_one_b(plan.pp, n)), False, 0.0)
+    usual = timed(cluster, plan, interleaved_1f1b(plan.pp, n, plan.chunks))
     counts = deferred_warmup(plan.pp, plan.chunks, n)
-    later = _timed(cluster, plan, interleaved_1f1b(plan.pp, n, plan.chunks, counts))
+    later = timed(cluster, plan, interleaved_1f1b(plan.pp, n, plan.chunks, counts))
     price = later.step - usual.step
     free = price <= 1e-9
     return LlmTimeline(plan, later if free else usual, free, 0.0 if free else price)
@@ -59,11 +59,15 @@ def zero_bubble_timeline(cluster: Cluster, plan: ParallelPlan) -> Backbone:
     over chunks torch's interleaved zero bubble)."""
     n = cluster.microbatches(plan)
     if plan.chunks == 1:
-        return _timed(cluster, plan, zb_h1(plan.pp, n))
-    return _timed(cluster, plan, interleaved_zero_bubble(plan.pp, n, plan.chunks))
+        return timed(cluster, plan, zb_h1(plan.pp, n))
+    return timed(cluster, plan, interleaved_zero_bubble(plan.pp, n, plan.chunks))
 
 
-def _timed(cluster: Cluster, plan: ParallelPlan, table: ActionTable) -> Backbone:
+def timed(
+    cluster: Cluster, plan: ParallelPlan, table: ActionTable, ranks: Sequence[int] | None = None
+) -> Backbone:
+    """The step of an action table whose virtual stages are on `ranks` (None: round and round), with
+    layers shared out equally."""
     times = Times(cluster, plan)
     count = plan.pp * plan.chunks
     share, more = divmod(cluster.llm.model.layers, count)
@@ -76,7 +80,7 @@ def _timed(cluster: Cluster, plan: ParallelPlan, table: ActionTable) -> Backbone
     gather, scatter = times.exposed()
     return backbone(
         table,
-        [v % plan.pp for v in range(count)],
+        ranks or [v % plan.pp for v in range(count)],
         {kind: passes(kind) for kind in {a.kind for row in table for a in row}},
         all_gather=gather,
         reduce_scatter=scatter,

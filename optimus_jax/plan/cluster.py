@@ -33,8 +33,9 @@ class LlmSpec:
 @dataclasses.dataclass(frozen=True)
 class EncoderSpec:
     """`tokens` are the encoder's positions of one sample, in images of `image_tokens` each.
-    `stages` and `tp` fix its parallel plan; 0 stands for the planner's choice. A frozen encoder
-    has no backward, keeps no activations, and its forward may run in the step before."""
+    `stages` and `tp` fix its parallel plan; 0 stands for the planner's choice. `in_flight` is the
+    most microbatches that one of its pipelines may hold under `filled` (0: what fits). A frozen
+    encoder has no backward, keeps no activations, and its forward may run in the step before."""
 
     name: str
     tokens: int
@@ -43,6 +44,7 @@ class EncoderSpec:
     recompute: str = "selective"
     stages: int = 0
     tp: int = 0
+    in_flight: int = 0
     layers: int = 0
     width: int = 0
     heads: int = 0

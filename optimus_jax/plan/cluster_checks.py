@@ -124,6 +124,8 @@ def _division(c: Cluster) -> Iterator[str]:
                 f"config.encoders.{name}: {spec.tokens} tokens are no whole number of images of"
                 f" {spec.image_tokens} (image_tokens)"
             )
+        if spec.in_flight < 0:
+            yield f"config.encoders.{name}.in_flight: 0 or more, got {spec.in_flight}"
         for part in ("stages", "tp"):
             own, of = getattr(spec, part), {"stages": "pp", "tp": "tp"}[part]
             whole = getattr(p, of)
