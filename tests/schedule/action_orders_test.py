@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +41,7 @@ TORCH_CLASSES = {
     "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
     "zb_v": "ScheduleZBVZeroBubble",
 }
+GOLDEN = Path(__file__).parent / "golden" / "torch_orders.json"
 GRID = list(itertools.product((2, 3, 4), (1, 2, 3), range(2, 10)))  # stages, chunks, microbatches
 
 
@@ -102,6 +107,40 @@ def own_table(name: str, stages: int, microbatches: int, chunks: int) -> ActionT
         return ACTION_ORDERS[name](stages, microbatches, chunks)
     except ScheduleError:
         return None
+
+
+def digests(tables: Callable[[str, int, int, int], ActionTable | None]) -> dict[str, str | None]:
+    """By name and sizes, the beginning of the SHA-256 of a table's CSV."""
+    found = {}
+    for name, (stages, chunks, microbatches) in itertools.product(TORCH_CLASSES, GRID):
+        table = tables(name, stages, microbatches, chunks)
+        text = to_csv(table).encode() if table is not None else None
+        key = f"{name} P{stages} V{chunks} M{microbatches}"
+        found[key] = hashlib.sha256(text).hexdigest()[:16] if text is not None else None
+    return found
+
+
+def torch_truth(name: str, stages: int, microbatches: int, chunks: int) -> ActionTable | None:
+    """What torch runs; 1F1B is drawn otherwise (below)."""
+    if name == "1f1b":
+        return torch_run(name, stages, microbatches) if chunks == 1 else None
+    return torch_table(name, stages, microbatches, chunks)
+
+
+def test_equal_to_the_tables_that_torch_made() -> None:
+    """The file holds what torch 2.13 made, so that this needs no torch. Write it again with
+    python -m tests.schedule.action_orders_test."""
+    stored = json.loads(GOLDEN.read_text())
+    made = digests(own_table)
+    assert stored.keys() == made.keys()
+    wrong = [key for key, value in stored.items() if value is not None and made[key] != value]
+    assert not wrong
+    assert sum(value is not None for value in stored.values()) >= 200
+
+
+def test_the_file_is_that_of_torch() -> None:
+    pytest.importorskip("torch.distributed.pipelining.schedules")
+    assert json.loads(GOLDEN.read_text()) == digests(torch_truth)
 
 
 @pytest.mark.parametrize("name", [n for n in TORCH_CLASSES if n != "1f1b"])
@@ -352,3 +391,7 @@ def test_sizes_that_do_not_exist() -> None:
         ScheduleError, match="must be positive: -1 stages, 2 microbatches, 1 chunks"
     ):
         looped_bfs(-1, 2)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(digests(torch_truth), indent=1) + "\n")
