@@ -38,7 +38,8 @@ def beside(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str]
 
 def _phased(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str]) -> None:
     """Decoupled plans without filling: all forwards before the LLM's step, all backwards after
-    it; the plan that does least encoder work of those that fit."""
+    it, each encoder pipeline filling and draining on its own; the plan that takes least time of
+    those that fit."""
     backbone, n = search.backbone, search.backbone.microbatches
     found: list[tuple[float, dict[str, EncoderPlan], MemoryTable]] = []
     for plans in search.combinations(False):
@@ -46,7 +47,7 @@ def _phased(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
         table = search.memory(plans, held)
         if table.fits(search.cluster.capacity):
             work = sum(
-                count * plan.seconds / plan.stages
+                (count + plan.stages - 1) * plan.seconds / plan.stages
                 for count, plan in zip(held, plans.values(), strict=True)
             )
             found.append((work, plans, table))

@@ -17,29 +17,56 @@ function build() {
     m,
     id: `chart${k}`,
     div: at(`chart${k}`),
-    on: null,
+    boxes: [],
+    on: null, // the item that is pointed at
     here: null,
   }));
-  panels.forEach(listen);
+  for (const p of panels) {
+    p.div.style.minHeight = `${chartTall(p.m)}px`;
+    listen(p);
+  }
   const absent = shown.filter((m) => !m.views.measured).map((m) => m.name);
   for (const input of document.getElementsByName("view")) {
     input.disabled = input.value === "measured" && absent.length === shown.length;
     input.checked =
-      input.value === (shown.some((m) => m.views[state.view]) ? state.view : "predicted");
+      input.value === (shown.some((m) => m.views[state.view]) ? state.view : PLANNED);
   }
   for (const input of document.getElementsByName("method")) {
     input.checked = input.value === String(state.shown);
   }
-  at("reason").textContent = absent.length ? `not measured: ${absent.join(", ")}` : "";
-  at("compare").innerHTML = compare();
+  at("reason").textContent =
+    absent.length && !CLUSTER ? `not measured: ${absent.join(", ")}` : "";
+  at("compare").innerHTML = CLUSTER ? compareClusters() : compare();
+  at("bubbles").innerHTML = CLUSTER ? bubbles() : "";
   draw();
 }
 
+let rest = 0;
+/** Draws the timelines on the screen at once and large ones beyond it when nothing else is drawn;
+ * with a given width, all at once. */
 function draw(width) {
+  clearTimeout(rest);
   for (const p of panels) {
-    p.div.innerHTML = chart(p.m, p.id, width || Math.max(p.div.clientWidth, 300));
-    if (p.on != null) light(p, p.on);
+    const { top, bottom } = p.div.getBoundingClientRect();
+    p.late = panels.length > 1 && CLUSTER && !width && (bottom < 0 || top > innerHeight);
+    if (!p.late) drawOne(p, width);
   }
+  rest = setTimeout(drawRest, 200);
+}
+
+function drawRest() {
+  const p = panels.find((panel) => panel.late);
+  if (!p) return;
+  drawOne(p);
+  rest = setTimeout(drawRest);
+}
+
+function drawOne(p, width) {
+  p.late = false;
+  const { svg, boxes } = chart(p.m, p.id, width || Math.max(p.div.clientWidth, 300));
+  p.div.innerHTML = svg;
+  p.boxes = boxes;
+  light(p, p.on);
 }
 
 let pending = 0;
@@ -62,21 +89,31 @@ function tell(p, item, px, py) {
       .filter(Boolean)
       .map((line, k) => `<p>${k ? "" : "<b>"}${esc(line)}` + `${k ? "" : "</b>"}</p>`)
       .join("") +
-    `<p>device ${item.d}, ${viewName(p.m)}</p><p>` +
-    `${number(item.start, 1)} to ${time(item.end, 1)}: ${time(item.end - item.start, 1)}</p>`;
+    `<p>${DEVICE} ${item.d}, ${viewName(p.m)}</p><p>${
+      CLUSTER
+        ? `${number(item.start, 3)} to ${time(item.end, 3)}: ${milli(item.end - item.start)}`
+        : `${number(item.start, 1)} to ${time(item.end, 1)}: ${time(item.end - item.start, 1)}`
+    }</p>`;
   tip.hidden = false;
   const { offsetWidth: w, offsetHeight: h } = tip;
   tip.style.left = `${Math.max(4, Math.min(px + 14, innerWidth - w - 8))}px`;
   tip.style.top = `${py + 18 + h > innerHeight ? Math.max(4, py - h - 12) : py + 18}px`;
 }
 
-function light(p, k) {
+function light(p, item, box = p.boxes.find((b) => b.item === item)) {
   // this item alone, and the line to the one it meets
-  for (const mark of p.div.querySelectorAll(".on")) mark.classList.remove("on");
-  for (const mark of p.div.querySelectorAll(`[data-k="${k}"],[data-far="${k}"]`)) {
-    mark.classList.add("on");
+  for (const mark of p.div.querySelectorAll(".link.on")) mark.classList.remove("on");
+  if (item?.type === "exchange") {
+    const meets = `[data-k="${item.k}"],[data-far="${item.k}"]`;
+    for (const mark of p.div.querySelectorAll(meets)) mark.classList.add("on");
   }
-  p.on = k;
+  const frame = p.div.querySelector(".hit");
+  frame?.classList.toggle("on", Boolean(box));
+  if (box) {
+    const place = { x: box.left, y: box.top, width: Math.max(box.wide, 1), height: box.tall };
+    for (const [name, value] of Object.entries(place)) frame.setAttribute(name, value);
+  }
+  p.on = item;
 }
 
 function hush(p) {
@@ -86,7 +123,7 @@ function hush(p) {
 
 function step(p, key) {
   // the item that an arrow key leads to
-  const items = p.m.views[viewName(p.m)].items,
+  const items = viewOf(p.m).items,
     now = items[p.here];
   if (!now) return items.find((t) => t.end > state.from * scale(p.m)) || items[0];
   const row = (d) => items.filter((t) => t.d === d),
@@ -102,15 +139,15 @@ function step(p, key) {
 
 function focusOn(p, item) {
   p.here = item.k;
-  light(p, item.k);
+  light(p, item);
   const [a, b] = [item.start / scale(p.m), item.end / scale(p.m)],
     span = state.to - state.from;
   if (a < state.from || b > state.to) look((a + b) / 2 - span / 2, span);
   requestAnimationFrame(() => {
-    const mark = at(`${p.id}_${item.k}`);
-    if (!mark) return;
-    mark.scrollIntoView({ block: "nearest" });
-    const box = mark.getBoundingClientRect();
+    const frame = p.div.querySelector(".hit.on");
+    if (!frame) return;
+    frame.scrollIntoView({ block: "nearest" });
+    const box = frame.getBoundingClientRect();
     tell(p, item, (box.left + box.right) / 2, box.bottom);
   });
 }
@@ -136,11 +173,15 @@ function listen(p) {
       look(drag.from - ((e.clientX - drag.x) / share(e).room) * span, span);
       return;
     }
-    const mark = e.target.closest("[data-k]");
+    const line = e.target.closest(".link");
+    const svg = p.div.firstChild.getBoundingClientRect();
+    const box = line
+      ? p.boxes.find((b) => b.item.k === Number(line.dataset.k))
+      : share(e).part >= 0 && boxAt(p.boxes, e.clientX - svg.left, e.clientY - svg.top);
     hush(p);
-    if (!mark) return;
-    light(p, Number(mark.dataset.k));
-    tell(p, p.m.views[viewName(p.m)].items[p.on], e.clientX, e.clientY);
+    if (!box) return;
+    light(p, box.item, box);
+    tell(p, box.item, e.clientX, e.clientY);
   });
   for (const name of ["pointerup", "pointercancel"]) {
     p.div.addEventListener(name, () => {
@@ -151,7 +192,7 @@ function listen(p) {
   p.div.addEventListener("blur", () => hush(p));
   p.div.addEventListener("focus", () => {
     if (p.div.matches(":focus-visible"))
-      focusOn(p, p.m.views[viewName(p.m)].items[p.here] || step(p));
+      focusOn(p, viewOf(p.m).items[p.here] || step(p));
   });
   p.div.addEventListener("dblclick", () => look(0, 1));
   p.div.addEventListener(
@@ -186,6 +227,8 @@ function remember() {
 
 function start() {
   at("emulated").hidden = !VALUES.emulated;
+  at("drawn").textContent = CLUSTER ? CLUSTER.drawn : "";
+  at("same").checked = !CLUSTER; // the slowest method would leave little room for the others
   at("notes").innerHTML = VALUES.notes.map((note) => `<li>${esc(note)}</li>`).join("");
   at("methods").innerHTML = [...METHODS.map((m, k) => [k, m.name]), ["all", "all methods"]]
     .map(
@@ -196,8 +239,9 @@ function start() {
     .join("");
   const [, name, view] = /^#(.*)\.(\w+)$/.exec(location.hash) || [];
   const k = METHODS.findIndex((m) => encodeURIComponent(m.name) === name);
-  state.shown = name === "all" ? "all" : Math.max(k, 0);
-  if (view === "measured") state.view = view;
+  const best = METHODS.findIndex((m) => m.name === CLUSTER?.recommended);
+  state.shown = name === "all" ? "all" : k < 0 ? Math.max(best, 0) : k;
+  if (view === "measured" && !CLUSTER) state.view = view;
   document.addEventListener("change", (e) => {
     if (e.target.name === "method")
       state.shown = e.target.value === "all" ? "all" : +e.target.value;

@@ -11,6 +11,8 @@ from typing import Any
 
 from optimus_jax.files import replace_text
 
+SCRIPTS = ("items.js", "draw.js", "tables.js", "cluster.js", "page.js")  # in the order they need
+
 
 def write(values: dict[str, Any], path: pathlib.Path) -> None:
     """Writes the page of `values` whole or not at all. ValueError if a number is not finite."""
@@ -21,10 +23,9 @@ def render(values: dict[str, Any]) -> str:
     """The page's text: template, style and script with the values inside."""
     fields = {
         "title": html.escape(values["title"]),
+        "kind": "cluster" if values.get("cluster") else "run",
         "css": _template("page.css"),
-        "draw": _template("draw.js"),
-        "tables": _template("tables.js"),
-        "js": _template("page.js"),
+        "scripts": "".join(map(_template, SCRIPTS)),
         "values": embedded(values),
     }
     # One pass, so that what is filled in is never searched for fields itself.

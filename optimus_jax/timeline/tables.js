@@ -1,6 +1,7 @@
 // The figures beside the timelines: of one method, of its devices, and of all methods.
 function figures(m) {
-  const view = m.views[viewName(m)];
+  if (CLUSTER) return clusterFigures(m);
+  const view = viewOf(m);
   const list = [["predicted step", `<b>${time(m.predicted_s)}</b>`]];
   list.push([
     "measured step",
@@ -26,7 +27,7 @@ function figures(m) {
 }
 
 const cells = (view, d) =>
-  ["pp_warmup", "pp_other", "pp_cooldown", null]
+  [...Object.keys(CAUSES), null]
     .map((cause) => {
       const s = d == null ? idleShare(view, cause) * view.end_s : idle(view, d, cause);
       return `<td>${number(s)} <small>${share(s / view.end_s)}</small></td>`;
@@ -34,12 +35,13 @@ const cells = (view, d) =>
     .join("");
 
 function idleTable(m) {
-  const view = m.views[viewName(m)];
+  const view = viewOf(m);
+  const alike = CLUSTER ? ` <small>${CLUSTER.alike.toLocaleString("en")} devices</small>` : "";
   const rows = view.devices.map(
-    (_, d) => `<tr><th scope="row">device ${d}</th>${cells(view, d)}</tr>`,
+    (_, d) => `<tr><th scope="row">${DEVICE} ${d}${alike}</th>${cells(view, d)}</tr>`,
   );
   return (
-    `<table class="idle"><caption>Idle time of each device, ${viewName(m)}: ${UNIT} and share of ` +
+    `<div class="wide"><table class="idle"><caption>Idle time of each ${DEVICE}, ${viewName(m)}: ${UNIT} and share of ` +
     `the step</caption><thead><tr><th></th>${Object.keys(CAUSES)
       .map(
         (c) =>
@@ -48,8 +50,7 @@ function idleTable(m) {
       )
       .join("")}<th scope="col">all` +
     `</th></tr></thead><tbody>${rows.join("")}<tr><th scope="row">mean</th>${cells(view)}</tr>` +
-    "</tbody>" +
-    "</table>"
+    "</tbody></table></div>"
   );
 }
 
@@ -63,7 +64,7 @@ function compare() {
     "idle, all",
   ].map((text) => esc(text).replace("-", "\u2011"));
   const rows = METHODS.map((m, k) => {
-    const view = m.views[viewName(m)];
+    const view = viewOf(m);
     const other = viewName(m) === state.view ? "" : "; not measured, shown as predicted";
     const spread = m.iqr_s == null ? "" : ` <small>IQR ${number(m.iqr_s)}</small>`;
     const figures = [
@@ -93,15 +94,19 @@ function bar(view) {
     sum(view.devices, (x) =>
       sum(x.tasks, (t) => (t.kind.startsWith("E") === encoder ? t.end - t.start : 0)),
     ) / view.devices.length;
-  const parts = [
+  const tasks = () => [
     ["B", "LLM tasks", work(false)],
     ["EB", "encoder tasks", work(true)],
+  ];
+  const epilogue = CLUSTER ? 0 : view.epilogue_s[1] - view.epilogue_s[0];
+  const parts = [
+    ...(CLUSTER ? spentOn(view) : tasks()),
     ...Object.keys(CAUSES).map((c) => [
       c,
       `idle, ${CAUSES[c][0]}`,
       idleShare(view, c) * view.end_s,
     ]),
-    ["epilogue", "epilogue", view.epilogue_s[1] - view.epilogue_s[0]],
+    ["epilogue", "epilogue", epilogue],
   ].filter((part) => part[2] > 0);
   let left = 0;
   const rects = parts.map(([cls, what, s]) => {

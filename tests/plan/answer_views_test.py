@@ -70,8 +70,13 @@ def test_other_work_between_slots_on_the_same_devices_ends_an_entry() -> None:
         ("one", 2.0, 2.5, 1),
         ("two", 3.5, 5.5, 2),
     ]
-    # the first encoder takes all parts of the rank's devices, the one of the second among them
+    # the first encoder takes all parts of the rank's devices, the second one the last of them
     assert entries(filling(2, order)) == entries(filling(1, order))
+    assert entries(filling(2, ((0, 0.5), (1, 2.0), (0, 3.5)))) == [
+        ("one", 0.5, 1.0, 1),
+        ("two", 2.0, 2.5, 1),
+        ("one", 3.5, 4.0, 1),
+    ]
 
 
 def test_entries_name_their_part_of_the_devices() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from optimus_jax.timeline import chrome
+from tests.timeline import ranks
 
 
 def values() -> dict[str, Any]:
@@ -109,3 +110,41 @@ def test_idle_time_and_exchanges_say_what_they_are(trace: dict[str, Any]) -> Non
     assert by_thread[1, 3, "idle: pipeline warm-up"] == {"waits_for": "nothing"}
     moved = by_thread[1, 2, "with device 1"]["moves"]
     assert moved == "features of microbatch 0 unit 1, more"
+
+
+def test_ranks_of_a_cluster_have_threads_for_the_llm_each_slice_and_idle_time() -> None:
+    found = chrome.trace(ranks.values())["traceEvents"]
+    processes = [e["args"]["name"] for e in found if e["name"] == "process_name"]
+    assert processes == ["filled, simulated", "text_only, simulated"]
+    named = [e for e in found if e["name"] == "thread_name" and e["pid"] == 1]
+    threads = {e["tid"]: e["args"]["name"] for e in named}
+    one = ["LLM", "encoder on part 0", "encoder on part 1", "idle"]
+    assert list(threads.values()) == [f"rank {d} {what}" for d in (0, 1) for what in one]
+    events = [e for e in found if e["ph"] == "X" and e["pid"] == 1]
+    by_thread: dict[str, list[tuple[str, float, float]]] = {}
+    for e in sorted(events, key=lambda e: e["ts"]):
+        row = by_thread.setdefault(threads[e["tid"]], [])
+        row.append((e["name"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6))
+    assert by_thread["rank 0 LLM"] == [
+        ("DP all-gather", 0.0, 0.1),
+        ("F0c0", 0.1, 0.5),
+        ("B0c0", 0.6, 0.9),
+        ("DP reduce-scatter", 0.9, 1.0),
+    ]
+    slots = ("EF1", 0.15, 0.26)
+    gather = "idle: DP all-gather"
+    assert by_thread["rank 0 encoder on part 0"] == [(gather, 0.0, 0.1), slots]
+    second = by_thread["rank 0 encoder on part 1"]
+    assert second == [(gather, 0.0, 0.02), ("EF0.1", 0.02, 0.1), slots]
+    assert [name for name, *_ in by_thread["rank 0 idle"]] == [
+        "idle: PP between",
+        "idle: DP reduce-scatter",
+    ]
+    about = next(e["args"] for e in events if e["name"] == "EF1")
+    assert about == {
+        "kernels": 3,
+        "pipeline": 0,
+        "stage": 1,
+        "tensor_parallel_slots": 2,
+        "kernels_us": 30_000,
+    }

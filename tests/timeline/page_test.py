@@ -7,17 +7,12 @@ import html
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
 
 from optimus_jax.timeline import page
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+from tests.timeline.browser import boxes, dumped, needs_browser
 
 
 def view(scale: float) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: pathlib.Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["timeline.html"]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to draw the page")
+@needs_browser
 @pytest.mark.parametrize("values", [sample(), hostile()], ids=["plain", "hostile"])
 def test_a_browser_draws_every_method(values: dict[str, Any], tmp_path: pathlib.Path) -> None:
     page.write(values, tmp_path / "timeline.html")
@@ -162,28 +157,15 @@ def test_a_browser_draws_every_method(values: dict[str, Any], tmp_path: pathlib.
     assert len(re.findall(r'<input type="radio" name="method"', dom)) == 3, "two, and all of them"
     for k, method in enumerate(values["methods"]):
         shown = method["views"].get("measured") or method["views"]["predicted"]
-        boxes = set(re.findall(rf'id="chart{k}_(\d+)"', dom))
         things = sum(
             len(device[kind])
             for device in shown["devices"]
             for kind in ("tasks", "exchanges", "idle")
         )
-        assert len(boxes) == things + len(shown["devices"]), "and an epilogue on each device"
         lanes = dom.split(f'id="chart{k}"')[1].split("</section>")[0]
+        epilogues = len(shown["devices"])
+        assert boxes(lanes) == things + epilogues, "each thing, and an epilogue on each device"
         assert lanes.count('class="band"') == len(shown["devices"])
         for look in ("F", "B", "EF", "EB", "pp_warmup", "pp_other", "pp_cooldown", "epilogue"):
             assert re.search(rf'<path class="{look}( thin)?" d="M', lanes), look
         assert ">F0</text>" in lanes and ">device 1</text>" in lanes
-
-
-def dumped(path: pathlib.Path, place: str) -> str:
-    """The page's elements after its script has run."""
-    profile = path.with_suffix(".profile")
-    command = [
-        *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-        *(f"--user-data-dir={profile}", "--window-size=1280,800", "--dump-dom"),
-        f"{path.as_uri()}{place}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
