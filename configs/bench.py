@@ -2,9 +2,9 @@
 
 With F and B for a stage's forward and backward of one microbatch, e and e_b for the encoder's of
 all its pictures: a backward computes its layers again, so B is near 3 F. On two cores of a Xeon
-pp2_m4 was seen with F 89 ms, B 288 ms (3.2 F), e 45 ms (0.50 F) and e_b 138 ms (0.48 B) when the
-machine was slow; its speed drifts by half within minutes. pp2_m8 has the same tasks and twice as
-many. pp4_m8 and pp8_v2_m16 need a core for each stage, or --emulate: there tasks sleep, 20 ms a
+pp2_m4 was seen with F 61 ms, B 185 ms (3.1 F), e 32 ms (0.52 F) and e_b 101 ms (0.55 B); the
+machine's speed drifts by half within minutes. pp2_m8 has the same tasks and twice as many.
+pp4_m8 and pp8_v2_m16 need a core for each stage, or --emulate: there tasks sleep, 20 ms a
 chunk's forward, with B = 2 F, e = F and e_b = 2 F (pp2: e = 0.5 F).
 """
 

@@ -32,7 +32,7 @@ def answer(cluster: Cluster) -> Answer:
         begin = time.perf_counter()
         beside(search, outcomes, refused)
         taken = time.perf_counter() - begin
-    name, reason = recommend(cluster, outcomes)
+    name, reason = recommend(cluster, outcomes, refused)
     constants = {
         **search.times.constants(),
         "dp_all_gather_s": search.backbone.all_gather,
@@ -41,18 +41,17 @@ def answer(cluster: Cluster) -> Answer:
     return Answer(cluster, search.llm, outcomes, refused, name, reason, constants, taken)
 
 
-def recommend(cluster: Cluster, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
+def recommend(
+    cluster: Cluster, outcomes: Mapping[str, Outcome], refused: Mapping[str, str]
+) -> tuple[str, str]:
     """The method to use, and why. Raises UserError, naming bytes, if none fits in memory."""
     able = [o for o in outcomes.values() if o.fits and o.method != "text_only"]
     if not cluster.encoders:
         return "text_only", "there is no encoder"
     if not able:
-        raise UserError(
-            "no method fits in memory: "
-            + "; ".join(
-                f"{o.method} {o.memory.explain(cluster.capacity)}" for o in outcomes.values()
-            )
-        )
+        lines = [f"{o.method} {o.memory.explain(cluster.capacity)}" for o in outcomes.values()]
+        lines += [f"{name} {why}" for name, why in refused.items()]
+        raise UserError("\n  ".join(["no method fits in memory:", *lines]))
     able = [o for o in able if o.method not in _NOT_RUN] or able
     best = min(able, key=lambda o: o.step)
     simple = outcomes.get("phased")

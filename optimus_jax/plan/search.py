@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -121,8 +122,24 @@ class Search:
         )
 
     def no_room(self, plans: Mapping[str, EncoderPlan]) -> str:
-        """Why nothing fits, in words, at the plan with least memory."""
-        capped = {"1 encoder microbatch in flight": self.memory(plans, [1.0] * len(plans))}
-        return self.memory(plans, [self.backbone.microbatches] * len(plans)).explain(
-            self.cluster.capacity, capped
-        )
+        """Why nothing fits, in words, at the plan with least memory, and what would."""
+        cluster, most = self.cluster, [float(self.backbone.microbatches)] * len(plans)
+        llm = dataclasses.replace(cluster.llm, recompute="full")
+        encoders = {
+            name: dataclasses.replace(spec, recompute="full")
+            for name, spec in cluster.encoders.items()
+        }
+        leaner = dataclasses.replace(cluster, llm=llm)
+        base = llm_memory(leaner, self.plan)
+        changes = {
+            "1 encoder microbatch in flight": self.memory(plans, [1.0] * len(plans)),
+            "full recompute of the LLM": with_encoders(base, leaner, self.plan, plans, most),
+            "full recompute of the encoders": with_encoders(
+                self.base,
+                dataclasses.replace(cluster, encoders=encoders),
+                self.plan,
+                plans,
+                most,
+            ),
+        }
+        return self.memory(plans, most).explain(cluster.capacity, changes)

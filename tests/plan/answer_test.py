@@ -126,7 +126,8 @@ def test_what_cannot_fit_says_which_bytes_and_what_would() -> None:
     with pytest.raises(UserError) as error:
         answer_to(from_config_dict(values))
     text = str(error.value)
-    assert "no method fits in memory: text_only needs 43.8 GB of 40.0 GB" in text
+    assert "no method fits in memory:\n  text_only needs 43.8 GB of 40.0 GB" in text
+    assert "filled needs" in text and "no single change fits: " in text
     assert "largest are LLM activations" in text
     values["memory_gb"] = 60.0
     found = answer_to(from_config_dict(values))
