@@ -16,12 +16,14 @@ import os
 import statistics
 import sys
 import time
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
@@ -85,6 +87,15 @@ class Stage(nn.Module):
         return self.head(self.norm(x)) if self.last else x
 
 
+class Operation(NamedTuple):
+    """One operation of a profiled step: its name and those of what it ran in, innermost first; the
+    shapes of its arguments; and its seconds less those of operations in it."""
+
+    within: tuple[str, ...]
+    shapes: list[Any]
+    seconds: float
+
+
 class TorchPipeline:
     """A training step of torch.distributed.pipelining."""
 
@@ -106,11 +117,12 @@ class TorchPipeline:
             self.schedule.step(self.tokens)
         else:
             self.schedule.step(target=self.tokens, losses=[])
-        grads = [p.grad for p in self.module.parameters()]
-        square = torch.stack(torch._foreach_norm(grads)).square().sum()
-        dist.all_reduce(square)
-        scale = (1.0 / square.sqrt().clamp(min=1e-12)).clamp(max=1.0)
-        torch._foreach_mul_(grads, scale)
+        with record_function("gradient norm"):
+            grads = [p.grad for p in self.module.parameters()]
+            square = torch.stack(torch._foreach_norm(grads)).square().sum()
+            dist.all_reduce(square)
+            scale = (1.0 / square.sqrt().clamp(min=1e-12)).clamp(max=1.0)
+            torch._foreach_mul_(grads, scale)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -118,6 +130,24 @@ class TorchPipeline:
         start = time.perf_counter()
         self.step()
         return time.perf_counter() - start
+
+    def profiled(self) -> tuple[list[Operation], float]:
+        """The operations of one step on this thread, and its seconds. The processes begin it
+        together, with their profilers running."""
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            dist.barrier()
+            with record_function("step"):
+                wall = self.seconds()
+        found = []
+        for event in profiler.events():
+            within, around = [], event
+            while around is not None:
+                within.append(around.name)
+                around = around.cpu_parent
+            if within[-1] == "step" and len(within) > 1:
+                own = event.self_cpu_time_total / 1e6
+                found.append(Operation(tuple(within[:-1]), event.input_shapes, own))
+        return found, wall
 
 
 def compare(name: str, width: int, rows: int) -> None:
@@ -152,7 +182,8 @@ def compare(name: str, width: int, rows: int) -> None:
         )
 
 
-def main() -> None:
+def join() -> None:
+    """Both systems' processes, one thread each."""
     cluster.configure_cpu_devices(1)
     cluster.initialize()
     torch.set_num_threads(1)
@@ -163,6 +194,10 @@ def main() -> None:
         rank=int(os.environ["JAX_PROCESS_ID"]),
         world_size=int(os.environ["JAX_NUM_PROCESSES"]),
     )
+
+
+def main() -> None:
+    join()
     chosen = sys.argv[1:] or list(SIZES)
     for name in chosen:
         compare(name, *SIZES[name])

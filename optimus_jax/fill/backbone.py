@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from optimus_jax.schedule.actions import ActionTable, time_actions
 
@@ -66,6 +66,11 @@ class Backbone:
         """Seconds of a step of the LLM alone."""
         return self.all_gather + self.end + self.reduce_scatter
 
+    @property
+    def frame(self) -> Interval:
+        """When a step of the LLM alone begins and ends."""
+        return -self.all_gather, self.end + self.reduce_scatter
+
     @functools.cached_property
     def gaps(self) -> tuple[tuple[Interval, ...], ...]:
         """By rank, idle intervals between its passes."""
@@ -93,7 +98,7 @@ BUBBLES = ("dp_all_gather", "dp_reduce_scatter", "pp_warmup", "pp_cooldown", "pp
 def backbone(
     table: ActionTable,
     ranks: Sequence[int],
-    passes: dict[str, Sequence[ChunkPass]],
+    passes: Mapping[str, Sequence[ChunkPass]],
     *,
     all_gather: float = 0.0,
     reduce_scatter: float = 0.0,

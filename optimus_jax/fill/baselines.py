@@ -87,17 +87,15 @@ class Inside:
 
 def encoder_first(inside: Inside, chunks: int = 1) -> Baseline:
     """Megatron-LM as it comes: every encoder in the first stage, LLM layers shared out equally."""
-    count = inside.ranks * chunks
-    share, more = divmod(inside.llm_layers, count)
-    split = [share + (v < more) for v in range(count)]
+    split = _equal(inside.llm_layers, inside.ranks * chunks)
     return inside.with_encoder_first("encoder_first", split)
 
 
 def encoder_first_tuned(inside: Inside, most_chunks: int = 4) -> Baseline:
     """The same with the best number of chunks and of LLM layers in each virtual stage that local
     search finds: from the split with the least largest load, one layer at a time moves while the
-    step gets shorter. More chunks are tried until they are no better: the encoder is one chunk that
-    is far longer than all others."""
+    step gets shorter; from equal shares if they are better than what that leads to. More chunks are
+    tried until they are no better: the encoder is one chunk that is far longer than all others."""
     best: Baseline | None = None
     for chunks in range(1, most_chunks + 1):
         whole_groups = chunks == 1 or inside.microbatches % inside.ranks == 0
@@ -124,37 +122,48 @@ def _tuned(inside: Inside, chunks: int) -> list[int]:
         split[min(range(rank, count, ranks), key=lambda v: loads[v])] += 1
     table, home = inside.table(chunks), [v % ranks for v in range(count)]
 
-    def seconds() -> float:
+    def seconds(split: list[int]) -> float:
         rows = [[n * getattr(inside.llm, way) + inside.busy for n in split] for way in _WAYS]
         for row, more in zip(rows, encoder, strict=True):
             row[0] += more
         times = time_actions(table, home, {"F": rows[0], "B": rows[1]}, inside.latency)
         return max(row[-1][1] for row in times)
 
-    best = seconds()
-    for _ in range(_SWEEPS):
-        before = best
-        for giver, taker in itertools.permutations(range(count), 2):
-            if not split[giver]:
-                continue
-            split[giver] -= 1
-            split[taker] += 1
-            found = seconds()
-            if found < best - 1e-9:
-                best = found
-            else:
-                split[giver] += 1
-                split[taker] -= 1
-        if best == before:
-            break
-    return split
+    def descend(split: list[int]) -> tuple[float, list[int]]:
+        best = seconds(split)
+        for _ in range(_SWEEPS):
+            before = best
+            for giver, taker in itertools.permutations(range(count), 2):
+                if not split[giver]:
+                    continue
+                split[giver] -= 1
+                split[taker] += 1
+                found = seconds(split)
+                if found < best - 1e-9:
+                    best = found
+                else:
+                    split[giver] += 1
+                    split[taker] -= 1
+            if best == before:
+                break
+        return best, split
+
+    best, split = descend(split)
+    equal = _equal(inside.llm_layers, count)
+    return descend(equal)[1] if seconds(equal) < best - 1e-9 else split
+
+
+def _equal(layers: int, count: int) -> list[int]:
+    share, more = divmod(layers, count)
+    return [share + (v < more) for v in range(count)]
 
 
 def balanced(inside: Inside, chunks: int, weights: tuple[float, float]) -> Baseline:
     """Megatron-LM balanced: encoder and LLM layers in a row, cut into virtual stages with the least
     largest cost (Optimus, appendix B), a cost being `weights` of an encoder and an LLM layer. Very
     many cuts share the optimum and their steps differ by a quarter, so a rule decides: each
-    virtual stage, from the last one back, begins as early as it may.
+    virtual stage, from the last one back, begins as early as the least largest cost of the layers
+    before its end allows.
 
     Raises ScheduleError for several encoders or fewer layers than virtual stages.
     """
@@ -191,7 +200,7 @@ def _cuts(costs: Sequence[float], parts: int) -> list[int]:
     total = [0.0]
     for cost in costs:
         total.append(total[-1] + cost)
-    n = len(costs)
+    n, slack = len(costs), 1e-12 * total[-1]
     best = [list(total)]
     begins: list[list[int]] = [[0] * (n + 1)]
     for m in range(2, parts + 1):
@@ -200,7 +209,7 @@ def _cuts(costs: Sequence[float], parts: int) -> list[int]:
         for end in range(m, n + 1):
             for j in range(m - 1, end):
                 largest = max(before[j], total[end] - total[j])
-                if largest < row[end] - 1e-12:
+                if largest < row[end] - slack:
                     row[end], begin[end] = largest, j
                 if before[j] >= row[end]:
                     break  # before[j] only grows with j

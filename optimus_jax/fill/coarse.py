@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from optimus_jax.fill.backbone import Backbone
 from optimus_jax.fill.encoder import EncoderPlan
-from optimus_jax.fill.filling import Filling, Placed
-from optimus_jax.fill.packing import Taken
+from optimus_jax.fill.filling import Filling
+from optimus_jax.fill.packing import Placed, Taken, slices
 from optimus_jax.fill.side import Rooms, Side
 from optimus_jax.fill.windows import SlotRule
 
@@ -17,7 +17,7 @@ def coarse(backbone: Backbone, plans: Sequence[EncoderPlan]) -> Filling:
     4.2, InitSchedule). Which pipeline takes which microbatch follows from list scheduling; the
     paper enumerates all partitions. The i-th forward to finish is LLM microbatch i (section 4.3).
     """
-    taken = Taken(backbone.ranks, slices(plans))
+    taken = Taken(backbone, slices(plans))
     placed = []
     for plan in plans:
         rooms = Rooms(backbone, plan, SlotRule(use=False))
@@ -35,8 +35,3 @@ def coarse(backbone: Backbone, plans: Sequence[EncoderPlan]) -> Filling:
             taken.add(plan, backward)
         placed.append(Placed(plan, forward, backward))
     return Filling("coarse", backbone, SlotRule(use=False), tuple(placed))
-
-
-def slices(plans: Sequence[EncoderPlan]) -> int:
-    """Parts of a rank's devices that all encoders' copies are made of."""
-    return max((plan.copies for plan in plans), default=1)

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator
 
 from optimus_jax.fill.backbone import Backbone
 from optimus_jax.fill.encoder import EncoderPlan
-from optimus_jax.fill.packing import Packed
+from optimus_jax.fill.packing import Placed
+from optimus_jax.fill.pieces import Piece, pieces_of
 from optimus_jax.fill.windows import SlotRule
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
-    """The work of one encoder; `backward` is None if it is frozen. Then it may have been packed so
-    that its forward `crosses` from the step before."""
-
-    plan: EncoderPlan
-    forward: Packed
-    backward: Packed | None
-    crosses: bool = False
-
-    @property
-    def directions(self) -> Iterator[tuple[str, Packed]]:
-        yield "EF", self.forward
-        if self.backward is not None:
-            yield "EB", self.backward
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +49,11 @@ class Filling:
         return self.backbone.step + self.delay + self.tail
 
     @functools.cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All pieces, part by part, in the order in which they were packed."""
+        return tuple(pieces_of(self.backbone, self.rule, self.placed))
+
+    @functools.cached_property
     def encoder_seconds(self) -> float:
         """Encoder work for each device and step: N w / P, of all encoders."""
         return encoder_seconds(self.backbone, [one.plan for one in self.placed])
@@ -82,17 +69,14 @@ class Filling:
     def inside_share(self) -> float:
         """Share of encoder work inside the LLM's own step, by the place of every kernel: what the
         paper's Eff seems to be. 1 without encoder work."""
-        low, high = -self.backbone.all_gather, self.backbone.end + self.backbone.reduce_scatter
+        low, high = self.backbone.frame
         outside = 0.0
-        for one in self.placed:
-            begin = -math.inf if one.crosses else low
-            for _, packed in one.directions:
-                for part in packed.parts:
-                    for start, end in part.spans:
-                        beyond = max(0.0, min(end, begin) - start) + max(
-                            0.0, end - max(start, high)
-                        )
-                        outside += beyond / one.plan.copies
+        for piece in self.pieces:
+            one = self.placed[piece.encoder]
+            if not one.crosses:
+                beyond = max(0.0, min(piece.end, low) - piece.start)
+                beyond += max(0.0, piece.end - max(piece.start, high))
+                outside += beyond / one.plan.copies
         total = self.encoder_seconds * self.backbone.ranks
         return 1 - outside / total if total else 1.0
 
@@ -131,7 +115,8 @@ def encoder_seconds(backbone: Backbone, plans: list[EncoderPlan]) -> float:
 def time_bounds(backbone: Backbone, plans: list[EncoderPlan]) -> tuple[float, float]:
     """Time shares that no packing can beat: with whole microbatches, and with the first and the
     last one spread in units over all pipelines. The first microbatch's forward precedes all LLM
-    work and the last one's backward follows it; gathering and scattering can hide so much of them.
+    work and the last one's backward follows its last gradient; gathering and scattering, and
+    weight gradients that come after that, can hide so much of them.
     """
     total = encoder_seconds(backbone, plans)
 
@@ -139,7 +124,7 @@ def time_bounds(backbone: Backbone, plans: list[EncoderPlan]) -> tuple[float, fl
         forward = [0.0] + [p.forward.through(spread) for p in plans if not p.crosses_steps]
         backward = [0.0] + [p.backward.through(spread) for p in plans if p.backward]
         exposed = max(0.0, max(forward) - backbone.all_gather)
-        exposed += max(0.0, max(backward) - backbone.reduce_scatter)
+        exposed += max(0.0, max(backward) - (backbone.frame[1] - backbone.given[-1]))
         return 1 - exposed / total if total else 1.0
 
     return bound(False), bound(True)

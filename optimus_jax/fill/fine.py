@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from optimus_jax.fill.backbone import Backbone
-from optimus_jax.fill.coarse import coarse, slices
+from optimus_jax.fill.coarse import coarse
 from optimus_jax.fill.encoder import EncoderPlan
-from optimus_jax.fill.filling import Filling, Placed
-from optimus_jax.fill.packing import Free, Packed, Taken
+from optimus_jax.fill.filling import Filling
+from optimus_jax.fill.packing import Free, Packed, Placed, Taken, slices
 from optimus_jax.fill.side import Rooms, Side
 from optimus_jax.fill.windows import SlotRule, Windows
 
@@ -20,7 +20,7 @@ def fine(backbone: Backbone, plans: Sequence[EncoderPlan], rule: SlotRule) -> Fi
     backwards (Optimus, section 4.2, OptimizeSchedule). Kernels stay whole: give plans whose work
     is not cut."""
     start = coarse(backbone, plans)
-    taken = Taken(backbone.ranks, slices(plans))
+    taken = Taken(backbone, slices(plans))
     placed = []
     for plan, before in zip(plans, start.placed, strict=True):
         rooms, owners = Rooms(backbone, plan, rule), before.forward.owners()

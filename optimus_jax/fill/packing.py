@@ -8,9 +8,10 @@ are the same list scheduling: last encoder stage first, each kernel at the earli
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from optimus_jax.fill.backbone import Interval
+from optimus_jax.fill.backbone import Backbone, Interval
 from optimus_jax.fill.encoder import EncoderPlan, Work
 from optimus_jax.fill.windows import FAR, Windows, complement
 
@@ -49,35 +50,78 @@ class Packed:
         return found
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placed:
+    """The work of one encoder; `backward` is None if it is frozen. Then it may have been packed so
+    that its forward `crosses` from the step before."""
+
+    plan: EncoderPlan
+    forward: Packed
+    backward: Packed | None
+    crosses: bool = False
+
+    @property
+    def directions(self) -> Iterator[tuple[str, Packed]]:
+        yield "EF", self.forward
+        if self.backward is not None:
+            yield "EB", self.backward
+
+
 Free = Sequence[Sequence[Sequence[Interval]]]  # by pipeline and stage, what others left
+
+
+def slices(plans: Sequence[EncoderPlan]) -> int:
+    """Parts of a rank's devices that all encoders' copies are made of."""
+    return math.lcm(*(plan.copies for plan in plans))
 
 
 class Taken:
     """What is taken of the time of every device of an LLM pipeline. A rank's devices are `slices`
-    of its tensor-parallel group; an encoder pipeline with c copies takes 1 / c of them. With a
-    `period`, what is taken is taken in the step before and after too, so many seconds away."""
+    of its tensor-parallel group; an encoder pipeline with c copies takes 1 / c of them.
 
-    def __init__(self, ranks: int, slices: int, period: float | None = None):
+    Work that crosses steps lies in the LLM's own steps. It is taken as it recurs in each: what runs
+    before the step's start for this step runs before its end for the next. Other work may lie
+    outside the LLM's step, where delay and tail put steps further apart, and crossing work never.
+    """
+
+    def __init__(self, backbone: Backbone, slices: int):
         self.slices = slices
-        self.shifts = (0.0,) if period is None else (0.0, -period, period)
-        self._spans: list[list[list[Span]]] = [[[] for _ in range(slices)] for _ in range(ranks)]
+        self.low, self.high = backbone.frame
+        self._spans: list[list[list[Span]]] = [
+            [[] for _ in range(slices)] for _ in range(backbone.ranks)
+        ]
 
-    def add(self, plan: EncoderPlan, packed: Packed) -> None:
+    def add(self, plan: EncoderPlan, packed: Packed, crosses: bool = False) -> None:
         """Takes the spans of a packing. Raises ValueError if the copies do not divide `slices`."""
         for part in packed.parts:
             for stage, span in enumerate(part.spans):
+                spans = self._recurring(span) if crosses else [span]
                 for mine in self._of(plan, part.pipeline, stage):
-                    mine += [(span[0] + shift, span[1] + shift) for shift in self.shifts]
+                    mine += spans
 
-    def free(self, plan: EncoderPlan) -> Free:
-        """By pipeline and stage, when all its devices are free."""
+    def free(self, plan: EncoderPlan, crosses: bool = False) -> Free:
+        """By pipeline and stage, when all its devices are free; for work that crosses steps, in the
+        step before as well."""
+
+        def spans(pipeline: int, stage: int) -> list[Span]:
+            found = [span for mine in self._of(plan, pipeline, stage) for span in mine]
+            if not crosses:
+                return found
+            period = self.high - self.low
+            own = [(max(s, self.low), min(e, self.high)) for s, e in found]
+            own = [(s, e) for s, e in own if s < e]
+            return [(s - period, e - period) for s, e in own] + own
+
         return [
-            [
-                complement([s for mine in self._of(plan, pipeline, stage) for s in mine])
-                for stage in range(plan.stages)
-            ]
+            [complement(spans(pipeline, stage)) for stage in range(plan.stages)]
             for pipeline in range(plan.pipelines)
         ]
+
+    def _recurring(self, span: Span) -> list[Span]:
+        start, end = span
+        period = self.high - self.low
+        before = [(start + period, min(end, self.low) + period)] if start < self.low else []
+        return before + ([(max(start, self.low), end)] if end > self.low else [])
 
     def _of(self, plan: EncoderPlan, pipeline: int, stage: int) -> list[list[Span]]:
         if self.slices % plan.copies:
@@ -109,6 +153,7 @@ def pack(
     if one finds no place.
     """
     cursor = [[-FAR] * plan.stages for _ in range(plan.pipelines)]
+    blocks = _alike(plan, free)
     parts: list[Part] = []
     last = -FAR
 
@@ -136,7 +181,7 @@ def pack(
                 pipeline = owners[i][u]
                 found = spans(i, pipeline, unit)
             else:
-                found, pipeline = _soonest(plan, cursor, i, unit, spans)
+                found, pipeline = _soonest(blocks, cursor, i, unit, spans)
             if found is None:
                 return None
             for stage, span in zip(reversed(range(plan.stages)), found, strict=True):
@@ -146,18 +191,32 @@ def pack(
     return Packed(tuple(parts), last)
 
 
+def _alike(plan: EncoderPlan, free: Free) -> list[list[int]]:
+    """Pipelines that see the same idle time: copies on the same ranks, unless other work has taken
+    different time from them."""
+    blocks: list[list[int]] = []
+    for j in range(plan.pipelines):
+        for block in blocks:
+            if plan.first(block[0]) == plan.first(j) and free[block[0]] == free[j]:
+                block.append(j)
+                break
+        else:
+            blocks.append([j])
+    return blocks
+
+
 def _soonest(
-    plan: EncoderPlan,
+    blocks: Sequence[Sequence[int]],
     cursor: Sequence[Sequence[float]],
     microbatch: int,
     unit: bool,
     spans: Callable[[int, int, bool], list[Span] | None],
 ) -> tuple[list[Span] | None, int]:
-    """The pipeline that is done first. Of copies on the same ranks only the least loaded is tried:
-    they see the same windows."""
+    """The pipeline that is done first. Of those that see the same idle time only the least loaded
+    is tried."""
     best: tuple[float, list[Span] | None, int] = (2 * FAR, None, -1)
-    for block in range(0, plan.pipelines, plan.copies):
-        j = min(range(block, block + plan.copies), key=lambda j: cursor[j][0])
+    for block in blocks:
+        j = min(block, key=lambda j: cursor[j][0])
         found = spans(microbatch, j, unit)
         if found is not None and found[-1][1] < best[0] - 1e-12:
             best = found[-1][1], found, j

@@ -19,28 +19,17 @@ class Rooms:
         self._made: dict[object, Windows] = {}
 
     def get(self, rank: int, forward: bool, unit: bool, ends: str, between: bool) -> Windows:
-        """Windows of a rank; those of forwards run backward in time. `ends` is "before", "after",
-        "both", "none", or "periodic": the step before as well as this one, ends closed."""
+        """Windows of a rank; those of forwards run backward in time. `ends` and `between` are those
+        of intervals_of."""
         key = rank, forward, unit, ends, between
         if key not in self._made:
-            found = self._intervals(rank, ends, between)
+            found = intervals_of(self.backbone, rank, self.rule, ends, between)
             work = self.plan.forward if forward else self.plan.backward
             assert work is not None
             self._made[key] = Windows(
                 negated(found) if forward else found, work.unit if unit else work.whole, self.rule
             )
         return self._made[key]
-
-    def _intervals(self, rank: int, ends: str, between: bool) -> list[tuple[float, float, bool]]:
-        if ends != "periodic":
-            return intervals_of(self.backbone, rank, self.rule, ends, between)
-        backbone, period = self.backbone, self.backbone.step
-        low, high = -backbone.all_gather, backbone.end + backbone.reduce_scatter
-        one = [
-            (max(s, low), min(e, high), slot)
-            for s, e, slot in intervals_of(backbone, rank, self.rule, "both", between)
-        ]
-        return [(s - period, e - period, slot) for s, e, slot in one] + one
 
 
 @dataclasses.dataclass(frozen=True)

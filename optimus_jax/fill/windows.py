@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from optimus_jax.fill.backbone import Backbone, Interval
 
@@ -45,6 +45,7 @@ class Windows:
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.each: list[float] = []
+        self.slot: list[bool] = []
         self.before: list[int] = [0]
         for start, end, is_slot in intervals:
             each = kernel.compute * rule.contention if is_slot else kernel.full
@@ -53,6 +54,7 @@ class Windows:
                 self.starts.append(start)
                 self.ends.append(end)
                 self.each.append(each)
+                self.slot.append(is_slot)
                 self.before.append(self.before[-1] + room)
 
     def place(self, start: float, end: float, count: int) -> tuple[float, float, int]:
@@ -86,8 +88,25 @@ class Windows:
         placed = before[last] - before[i + 1] + max(fits, 0)
         if not placed:
             return (start if begun is None else begun), done, left
-        finish = starts[last] + fits * each[last] if fits > 0 else ends[last - 1]
+        if fits <= 0:
+            last -= 1
+            fits = before[last + 1] - before[last]
+        finish = starts[last] + fits * each[last]
         return (starts[i + 1] if begun is None else begun), finish, left - placed
+
+    def runs(
+        self, start: float, end: float, count: int
+    ) -> Iterator[tuple[float, float, int, bool]]:
+        """The places that `place` finds, window by window: start, end, how many kernels, and
+        whether in a slot."""
+        for i in range(bisect_right(self.ends, start + _SLACK), len(self.ends)):
+            if not count or self.starts[i] >= end:
+                return
+            first, each = max(self.starts[i], start), self.each[i]
+            fits = min(count, int((min(self.ends[i], end) - first) / each + _SLACK))
+            if fits > 0:
+                yield first, first + fits * each, fits, self.slot[i]
+                count -= fits
 
 
 def intervals_of(
@@ -95,7 +114,15 @@ def intervals_of(
 ) -> list[tuple[float, float, bool]]:
     """Idle intervals of a rank as (start, end, is tensor-parallel slot). `ends` says whether the
     open ones before its first pass and after its last one belong to it ("both", "before", "after",
-    "none"), `between` whether those between do."""
+    "none"), `between` whether those between do; "periodic" are those of the step before and of this
+    one, without what lies outside them."""
+    if ends == "periodic":
+        (low, high), period = backbone.frame, backbone.step
+        own = [
+            (max(s, low), min(e, high), slot)
+            for s, e, slot in intervals_of(backbone, rank, rule, "both", between)
+        ]
+        return [(s - period, e - period, slot) for s, e, slot in own] + own
     row = backbone.passes[rank]
     found: list[tuple[float, float, bool]] = []
     if between:
