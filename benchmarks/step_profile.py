@@ -6,8 +6,9 @@
 The systems, sizes and processes of torch_pipelining.py. Each step is profiled by the system's own
 profiler (an XLA trace, torch.profiler); a kind's time is the time of its operations less that of
 operations inside them. Systems take turns of three steps: one to warm up, one timed without a
-profiler, one profiled. Prints, for each process, medians of the rounds by kind, then what each
-product reached in GFLOP/s. ROUNDS in the environment sets the rounds; OPERATIONS=1 also lists the
+profiler, one profiled. Prints, for each process, medians of the rounds by kind; then, since the
+machine's noise only slows, times by kind and GFLOP/s of products from the first quartile of all
+runs of each operation. ROUNDS in the environment sets the rounds; OPERATIONS=1 also lists the
 longest operations of each kind.
 
 Ours are told apart by the compiled step: a product by its shape, other operations by the functions
@@ -28,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # else torch's profiler prints lines of its own
@@ -369,7 +370,10 @@ def milliseconds(values: Iterable[float]) -> float:
     return 1e3 * statistics.median(values)
 
 
-def kind_table(steps: dict[str, list[Spent]], plain: dict[str, list[float]]) -> str:
+Steps = dict[str, list[Spent]]  # by system, those of the rounds
+
+
+def kind_table(steps: Steps, plain: dict[str, list[float]]) -> str:
     """Rows: kinds; columns: systems, and the first less each other within the same round."""
     rows = {kind: [[s.of(kind) for s in of] for of in steps.values()] for kind in KINDS}
     rows["step, profiled"] = [[s.wall for s in of] for of in steps.values()]
@@ -386,45 +390,70 @@ def kind_table(steps: dict[str, list[Spent]], plain: dict[str, list[float]]) -> 
     return table_text(("ms", *header), cells)
 
 
-def product_table(ranks: list[dict[str, list[Spent]]]) -> str:
-    """Rows: products by pass, of one step of all processes; columns by system: ms and GFLOP/s.
-    From the median over all runs of an operation, which the machine's noise moves least."""
-    runs: dict[tuple[str, str], dict[str, dict[tuple[str, Work], list[float]]]] = {}
-    for system, spent in ((s, x) for rank in ranks for s, of in rank.items() for x in of):
+def pooled(ranks: list[Steps]) -> dict[str, dict[tuple[str, Work], list[float]]]:
+    """By system and operation, the seconds of its runs in all rounds and processes."""
+    found: dict[str, dict[tuple[str, Work], list[float]]] = {system: {} for system in ranks[0]}
+    for system, spent in ((system, x) for rank in ranks for system, of in rank.items() for x in of):
         for key, seconds in spent.runs.items():
-            if key[1].product:
-                row = runs.setdefault((key[1].product, key[1].part), {})
-                row.setdefault(system, {}).setdefault(key, []).extend(seconds)
-    rows = []
+            found[system].setdefault(key, []).extend(seconds)
+    return found
+
+
+def quiet(runs: Mapping[tuple[str, Work], list[float]], steps: int) -> float:
+    """ms of a step from each operation's first quartile: the machine's noise only slows."""
+
+    def quartile(seconds: list[float]) -> float:
+        return statistics.quantiles(seconds, n=4, method="inclusive")[0]
+
+    return 1e3 * sum(quartile(x) * len(x) for x in runs.values() if len(x) > 1) / steps
+
+
+def quiet_table(ranks: list[Steps]) -> str:
+    """As kind_table, of the mean process, without what waits."""
+    runs, rows = pooled(ranks), {}
+    for kind in (kind for kind in KINDS if kind not in (EXCHANGE, REDUCTION)):
+        by_system = ({k: x for k, x in of.items() if k[1].kind == kind} for of in runs.values())
+        rows[kind] = [quiet(of, ROUNDS * len(ranks)) for of in by_system]
+    rows["sum"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    return table_text(
+        ("ms", *runs, *(f"ours less {name.split()[-1]}" for name in list(runs)[1:])),
+        [
+            (kind, *(f"{x:.1f}" for x in row), *(f"{row[0] - x:+.1f}" for x in row[1:]))
+            for kind, row in rows.items()
+        ],
+    )
+
+
+def product_table(ranks: list[Steps]) -> str:
+    """Rows: products by pass, in a step of the mean process; columns by system: ms and GFLOP/s."""
+    runs, rows, steps = pooled(ranks), [], ROUNDS * len(ranks)
     order = FORWARD, AGAIN, INPUT, WEIGHT, GRADIENT
-    for product, part in sorted(runs, key=lambda row: (row[0], order.index(row[1]))):
-        cells: list[str] = []
-        most = 0.0
-        for system in ranks[0]:
-            found = runs[product, part].get(system, {})
-            flops = sum(work.flops * len(of) for (_, work), of in found.items()) / ROUNDS
-            ms = sum(milliseconds(of) * len(of) for of in found.values()) / ROUNDS
+    named = {(w.product, w.part) for of in runs.values() for _, w in of if w.product}
+    for row in sorted(named, key=lambda row: (row[0], order.index(row[1]))):
+        cells, most = [], 0.0
+        for of in runs.values():
+            found = {k: x for k, x in of.items() if (k[1].product, k[1].part) == row}
+            flops, ms = (
+                sum(k[1].flops * len(x) for k, x in found.items()) / steps,
+                quiet(found, steps),
+            )
             cells += [f"{ms:.1f}", f"{flops / ms / 1e6:.0f}"] if found else ["", ""]
             most = max(most, flops)
-        rows.append((f"{product}, {part}", f"{most / 1e9:.1f}", *cells))
-    header = [x for name in ranks[0] for x in (f"{name.split()[-1]}, ms", "GFLOP/s")]
+        rows.append((", ".join(row), f"{most / 1e9:.2f}", *cells))
+    header = [x for name in runs for x in (f"{name.split()[-1]}, ms", "GFLOP/s")]
     return table_text(("product, pass", "GFLOP", *header), rows)
 
 
-def operation_lines(steps: dict[str, list[Spent]], most: int = 12) -> Iterator[str]:
-    """The longest operations of each kind in all rounds: seconds of a step from an operation's
-    median run, and the step's runs of it."""
-    for system, of in steps.items():
-        runs: dict[tuple[str, Work], list[float]] = {}
-        for key, seconds in ((key, x) for spent in of for key, x in spent.runs.items()):
-            runs.setdefault(key, []).extend(seconds)
-        times = {key: milliseconds(x) * len(x) / len(of) for key, x in runs.items()}
+def operation_lines(ranks: list[Steps], most: int = 12) -> Iterator[str]:
+    """The longest operations of each kind, in a step of the mean process."""
+    steps = ROUNDS * len(ranks)
+    for system, of in pooled(ranks).items():
         for kind in KINDS:
-            of_kind = sorted((key for key in times if key[1].kind == kind), key=times.get)
-            for key in reversed(of_kind[-most:]):
-                count = len(runs[key]) // len(of)
+            times = {k: quiet({k: x}, steps) for k, x in of.items() if k[1].kind == kind}
+            for key in sorted(times, key=lambda key: -times[key])[:most]:
                 what = f"{key[0]} {key[1].product}".strip()
-                yield f"{system}: {kind}: {times[key]:.2f} ms, {count} of {what}"
+                count = len(of[key]) / steps
+                yield f"{system}: {kind}: {times[key]:.2f} ms, {count:g} of {what}"
 
 
 def compare(name: str, width: int, rows: int) -> None:
@@ -436,7 +465,7 @@ def compare(name: str, width: int, rows: int) -> None:
         "torch recomputing": (again.seconds, lambda: torch_profiled(again, shapes)),
         "torch keeping": (kept.seconds, lambda: torch_profiled(kept, shapes)),
     }
-    steps: dict[str, list[Spent]] = {system: [] for system in systems}
+    steps: Steps = {system: [] for system in systems}
     plain: dict[str, list[float]] = {system: [] for system in systems}
 
     def turn(system: str) -> float:
@@ -465,11 +494,11 @@ def compare(name: str, width: int, rows: int) -> None:
     )
     for rank, (of, plainly) in enumerate(found):
         print(f"\nProcess {rank}, ms of a step\n{kind_table(of, plainly)}", flush=True)
-    print(f"\nProducts of a step, all processes\n{product_table([of for of, _ in found])}")
+    ranks = [of for of, _ in found]
+    print(f"\nMean process, from first quartiles of operations' runs\n{quiet_table(ranks)}")
+    print(f"\nProducts, likewise\n{product_table(ranks)}", flush=True)
     if os.environ.get("OPERATIONS"):
-        for rank, (of, _) in enumerate(found):
-            for line in operation_lines(of):
-                print(f"process {rank}: {line}")
+        print("\n".join(operation_lines(ranks)), flush=True)
 
 
 def main() -> None:

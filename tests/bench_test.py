@@ -60,7 +60,7 @@ def test_wrong_processes_and_file_of_a_profile_are_reported_together() -> None:
     [
         (["--methods="], "--methods: none named (valid: text_only"),
         (["--processes=1"], "--processes=1: the plan has 2 devices"),
-        (["--config.parallel.pp=4", "--config.model.llm.layers=4", "--processes=2"], "4 devices"),
+        (["--config.parallel.pp=4", "--config.train.batch=32", "--processes=2"], "4 devices"),
         (["--rounds=0"], "rounds"),
         (["--config=configs/bench.py:pp3"], "configs/bench.py:pp3"),
         (["--config.emulate.encoder=-1"], "config.emulate.encoder: must be positive, got -1.0"),

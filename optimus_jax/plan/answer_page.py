@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +19,7 @@ from optimus_jax.plan.answer_views import (
     of_phased,
     passes,
 )
+from optimus_jax.plan.beside import phased_seconds
 from optimus_jax.plan.inside import pipeline
 from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.plan.rank_views import CAUSES, View
@@ -106,7 +106,7 @@ class _Views:
             found = of_filling(o.filling, list(o.plans), chunks)
             return self._on(backbone, found, chunks)
         if o.method == "phased":
-            found = of_phased(alone, chunks, *_phased(alone, o))
+            found = of_phased(alone, chunks, *phased_seconds(alone.microbatches, o.plans.values()))
         else:
             empty = Filling(o.method, alone, SlotRule(use=False), ())
             found = of_filling(empty, [], chunks)
@@ -123,16 +123,6 @@ class _Views:
             self._known[id(backbone)] = len(self.backbones)
             self.backbones.append(passes(backbone, chunks, layers))
         return {**found, "backbone": self._known[id(backbone)]}
-
-
-def _phased(backbone: Backbone, o: Outcome) -> tuple[float, float]:
-    """Seconds of encoder forwards and of backwards on each device, by the formula of `phased`."""
-    forward = backward = 0.0
-    for plan in o.plans.values():
-        count = math.ceil(backbone.microbatches / plan.pipelines)
-        forward += count * plan.forward.seconds / plan.stages
-        backward += count * plan.backward.seconds / plan.stages if plan.backward else 0.0
-    return forward, backward
 
 
 def _figures(answer: Answer, o: Outcome) -> dict[str, Any]:

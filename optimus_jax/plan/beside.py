@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.fill.backbone import Backbone
@@ -46,10 +46,7 @@ def _phased(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
         held = [math.ceil(n / plan.pipelines) for plan in plans.values()]
         table = search.memory(plans, held)
         if table.fits(search.cluster.capacity):
-            work = sum(
-                (count + plan.stages - 1) * plan.seconds / plan.stages
-                for count, plan in zip(held, plans.values(), strict=True)
-            )
+            work = sum(phased_seconds(n, plans.values()))
             found.append((work, plans, table))
     if not found:
         refused["phased"] = search.no_room(search.combinations(False)[0])
@@ -59,6 +56,17 @@ def _phased(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
     outcomes["phased"] = Outcome(
         "phased", step, *utilisation(search.cluster, step), table, True, plans, 0.0, 0.0
     )
+
+
+def phased_seconds(microbatches: int, plans: Iterable[EncoderPlan]) -> tuple[float, float]:
+    """Seconds of all encoders' forwards before the LLM's step and of their backwards after it: each
+    pipeline takes its share of the microbatches through its stages, filling and draining."""
+    forward = backward = 0.0
+    for plan in plans:
+        turns = math.ceil(microbatches / plan.pipelines) + plan.stages - 1
+        forward += turns * plan.forward.seconds / plan.stages
+        backward += turns * plan.backward.seconds / plan.stages if plan.backward else 0.0
+    return forward, backward
 
 
 def _filled(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str]) -> None:

@@ -223,6 +223,19 @@ def test_pieces_while_the_llm_computes() -> None:
         check(forged(example(ONE_STAGE), into_a_pass))
 
 
+def test_kernels_that_are_missing() -> None:
+    def one_less(piece: Piece) -> Piece:
+        return dataclasses.replace(piece, kernels=1) if piece.kernels == 2 else piece
+
+    words = "EF0 has 1 kernels in stage 0 of encoder pipeline 0, not 2"
+    with pytest.raises(ScheduleError, match=words):
+        check(forged(example(ONE_STAGE), one_less))
+    none = dataclasses.replace(example(ONE_STAGE))
+    none.__dict__["pieces"] = ()
+    with pytest.raises(ScheduleError, match="EB1 has 0 kernels in stage 0 of encoder pipeline 1"):
+        check(none)
+
+
 def test_crossing_work_is_checked_in_the_step_in_which_it_runs() -> None:
     """EF0 from -9 to -8 runs from 0 to 1 in the step before, where EF1 does."""
     line = by_hand()
