@@ -59,13 +59,20 @@ def test_the_tuned_split_spares_the_first_stage() -> None:
     assert encoder_first(inside).step > found.step
 
 
-@pytest.mark.parametrize(
-    "layers", [LayerSeconds(0.875, 1.25), LayerSeconds(0.5, 2.0), LayerSeconds(0.25, 0.25)]
-)
-def test_local_search_that_ends_badly_starts_from_equal_shares_too(layers: LayerSeconds) -> None:
-    for encoder in (0.125, 0.25, 0.5, 0.625):
-        inside = Inside(4, 4, ((1, LayerSeconds(encoder, 2 * encoder)),), 7, layers)
-        assert encoder_first_tuned(inside).step <= encoder_first(inside).step
+def test_layers_move_one_by_one() -> None:
+    """Loads of (0, 3) are nearest to each other, and the step is 26; of (1, 2) it is 23."""
+    inside = Inside(2, 2, ((2, LayerSeconds(2.0, 2.0)),), 3, LayerSeconds(2.0, 1.0))
+    found = encoder_first_tuned(inside, most_chunks=1)
+    assert (found.llm_layers, found.step) == ((1, 2), 23.0)
+
+
+def test_equal_shares_where_moves_lead_to_worse() -> None:
+    """Moves end at (3, 1, 1, 2) with 31.5."""
+    layer = LayerSeconds(0.875, 1.25)
+    inside = Inside(4, 4, ((2, LayerSeconds(0.5, 0.0)),), 7, layer, 0.125, 0.25)
+    found = encoder_first_tuned(inside, most_chunks=1)
+    assert found.llm_layers == (2, 2, 2, 1)
+    assert found.step == encoder_first(inside).step == 30.75
 
 
 NUMBERS = st.integers(1, 16).map(lambda n: n / 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 
@@ -50,6 +52,8 @@ def test_a_forward_moves_into_slots_before_its_deadline() -> None:
     assert spans(coarse(line, [plan]), "EF") == {0: (-4.5, -3.0), 1: (-3.0, -1.5), 2: (-1.5, 0.0)}
     found = fine(line, [plan], SlotRule())
     assert spans(found, "EF") == {0: (-1.5, 0.0), 1: (2.5, 4.5), 2: (7.0, 9.0)}
+    gathered = dataclasses.replace(line, all_gather=4.5)
+    assert spans(fine(gathered, [plan], SlotRule()), "EF")[2] == (-1.5, 0.0), "nothing sticks out"
     # a backward's kernel fits no slot
     assert spans(found, "EB") == {0: (13.5, 14.5), 1: (14.5, 15.5), 2: (15.5, 16.5)}
     assert fine(line, [plan], SlotRule(use=False)).step == coarse(line, [plan]).step
