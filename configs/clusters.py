@@ -37,7 +37,8 @@ def get_config(name: str = "h100_64") -> ConfigDict:
     c.encoders = ConfigDict()
     if name != "text_only":
         vit = "ViT-11B" if small else "ViT-22B"
-        c.encoders.image = ConfigDict(dict(name=vit, tokens=2048))
+        chosen = dict(stages=0, tp=0, in_flight=0)  # by the planner
+        c.encoders.image = ConfigDict(dict(name=vit, tokens=2048, image_tokens=256, **chosen))
         c.encoders.image.frozen = name == "frozen_encoder"
         c.encoders.image.recompute = "full" if small else "selective"
     if name == "two_encoders":

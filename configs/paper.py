@@ -44,12 +44,18 @@ def get_config(row: str = "strong_3072") -> ConfigDict:
     c.memory_gb = 80.0
     c.profile = ""
 
-    c.llm = ConfigDict(dict(name=llm, length=2048))
-    c.encoders = ConfigDict({name: dict(name=name, tokens=2048) for name in encoders})
+    c.llm = ConfigDict(dict(name=llm, length=2048, frozen=False, recompute="selective"))
+    c.encoders = ConfigDict()
+    for name in encoders:
+        encoder = dict(name=name, tokens=2048, image_tokens=256, frozen=False)
+        encoder |= dict(recompute="selective", stages=0, tp=0, in_flight=0)
+        c.encoders[name] = ConfigDict(encoder)
     c.parallel = ConfigDict(dict(dp=dp, pp=pp, tp=tp, chunks=chunks, microbatch=2))
 
     c.assume = ConfigDict(CALIBRATED)
     c.assume.all_gather_share = 0.3
+    c.assume.slot_usable = 1.0
+    c.assume.slot_contention = 1.0
     c.assume.tp_collective_s = 300e-6
     c.assume.vit_forward_s = 1.4e-3
     c.assume.vit_backward_s = 2.0e-3
