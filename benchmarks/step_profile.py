@@ -201,7 +201,7 @@ class CompiledStep:
                 name, shape, opcode, operands, rest = found.groups()
                 array = re.match(r"(\w+)\[([\d,]*)\]", shape)
                 dims = tuple(int(x) for x in array[2].split(",") if x) if array else ()
-                real = bool(array) and array[1][0] in "fb"  # floats and bfloat16
+                real = array is not None and array[1][0] in "fb"  # floats and bfloat16
                 made = Instruction(opcode, dims, real, re.findall(r"%([\w.\-]+)", operands), rest)
                 body.append(made)
                 self.by_name[name] = made
@@ -509,7 +509,7 @@ def main() -> None:
         with record_function(_WAIT):
             return wait(work, *arguments)
 
-    dist.Work.wait = recorded
+    dist.Work.wait = recorded  # type: ignore[assignment, method-assign]
     for name in sys.argv[1:] or ["small"]:
         compare(name, *SIZES[name])
     dist.destroy_process_group()
