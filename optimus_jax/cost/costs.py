@@ -9,7 +9,9 @@ import pathlib
 from typing import Any
 
 from optimus_jax.config import Config, EncoderConfig, LlmConfig
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.hardware import HARDWARE, Chip
+from optimus_jax.cost.transformer import Transformer
 from optimus_jax.schedule.simulate import Durations
 
 
@@ -114,7 +116,7 @@ def analytic(config: Config) -> Costs:
         return flops / (chip.flops[dtype] * chip.efficiency) + chip.latency
 
     def layer(part: EncoderConfig | LlmConfig, positions: int, length: int) -> Pass:
-        flops = positions * layer_flops(part.width, part.hidden, length)
+        flops = positions / length * layer_flops_forward(_transformer(part), length)
         return Pass(seconds(flops), seconds(3 * flops))
 
     def dense(positions: int, *widths: int) -> Pass:
@@ -156,11 +158,8 @@ def emulated(config: Config) -> Costs:
     )
 
 
-def layer_flops(width: int, hidden: int, length: int) -> float:
-    """Operations of one transformer layer's forward for one position: a multiplication and an
-    addition for each weight (4 width^2 of attention, 2 width hidden of the MLP), and attention over
-    `length` positions (scores and mixing)."""
-    return 2 * (4 * width**2 + 2 * width * hidden) + 4 * length * width
+def _transformer(part: EncoderConfig | LlmConfig) -> Transformer:
+    return Transformer("", part.layers, part.width, part.heads, part.hidden)
 
 
 def _epilogue(config: Config, chip: Chip) -> float:
@@ -168,12 +167,9 @@ def _epilogue(config: Config, chip: Chip) -> float:
     with most LLM layers; embedding, head and projector are left out."""
     llm, encoder, parallel = config.model.llm, config.model.encoder, config.parallel
 
-    def weights(part: EncoderConfig | LlmConfig, layers: int) -> int:
-        width, hidden = part.width, part.hidden
-        return layers * (4 * width**2 + 2 * width * hidden)
-
     stage = sum(config.pipeline.llm_layers[:: parallel.pp])
-    own, shared = weights(llm, stage), weights(encoder, encoder.layers)
+    own = stage * _transformer(llm).layer_parameters
+    shared = encoder.layers * _transformer(encoder).layer_parameters
     devices = parallel.dp * parallel.pp
     moved = 2 * 4 * (own * (parallel.dp > 1) + shared * (devices > 1))
     return moved / chip.link + 30 * (own + shared) / (chip.flops["float32"] * chip.efficiency)

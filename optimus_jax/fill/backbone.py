@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from optimus_jax.schedule.actions import ActionTable, time_actions
+from optimus_jax.schedule.actions import Action, ActionTable, time_actions
 
 Interval = tuple[float, float]
 
@@ -45,7 +45,7 @@ class Backbone:
     3.1); microbatches are numbered in the order in which the LLM takes them.
     """
 
-    passes: tuple[tuple[tuple[float, float, object], ...], ...]
+    passes: tuple[tuple[tuple[float, float, Action], ...], ...]
     slots: tuple[tuple[Interval, ...], ...]
     need: tuple[float, ...]
     given: tuple[float, ...]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from optimus_jax.fill.backbone import Backbone
 from optimus_jax.fill.encoder import EncoderPlan
-from optimus_jax.fill.filling import Filling, encoder_seconds, time_bounds
+from optimus_jax.fill.filling import Filling, least_step
 from optimus_jax.fill.fine import fine
 from optimus_jax.fill.packing import Packed, Placed, Taken, slices
 from optimus_jax.fill.side import Rooms, Side
@@ -31,7 +31,7 @@ def filled(
     badly. So the best numbers of spread microbatches, and none, are also packed with the pipelines
     that suit the backwards and with forwards before the LLM's passes only; last comes `fine`.
 
-    Stops where no packing can be shorter (time_bounds). `accept` says which packings may be, such
+    Stops where no packing can be shorter (least_step). `accept` says which packings may be, such
     as those that fit in memory; None if there is no such. `quick` looks at two numbers of spread
     microbatches only, none and half, to compare plans.
     """
@@ -45,8 +45,7 @@ def filled(
     if quick:
         half = min(most, count // 2) // 2
         tries = [(0, 0), (half, half)]
-    exposed = 1 - time_bounds(backbone, list(plans))[spread]
-    least = backbone.step + exposed * encoder_seconds(backbone, list(plans))
+    least = least_step(backbone, list(plans), spread)
     best: Filling | None = None
     best_try = 0, 0
 

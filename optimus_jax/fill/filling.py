@@ -128,3 +128,9 @@ def time_bounds(backbone: Backbone, plans: list[EncoderPlan]) -> tuple[float, fl
         return 1 - exposed / total if total else 1.0
 
     return bound(False), bound(True)
+
+
+def least_step(backbone: Backbone, plans: list[EncoderPlan], spread: bool) -> float:
+    """Seconds that no packing's step can beat, by time_bounds."""
+    exposed = 1 - time_bounds(backbone, plans)[spread]
+    return backbone.step + exposed * encoder_seconds(backbone, plans)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from optimus_jax.fill.filling import Filling
 from optimus_jax.fill.packing import Part, Placed, Span, slices
@@ -15,11 +15,6 @@ from optimus_jax.schedule.task import ScheduleError
 
 _SLACK = 1e-7
 Key = tuple[int, str, Part, int]  # encoder, kind, part, stage
-
-
-def pieces(filling: Filling) -> Iterator[Piece]:
-    """All pieces of a filling, part by part, in the order in which they were packed."""
-    return iter(filling.pieces)
 
 
 def check(filling: Filling) -> None:

@@ -35,8 +35,8 @@ class SlotRule:
 class Windows:
     """Idle intervals of a rank in order of time, with how many kernels each holds.
 
-    With `backward_in_time` everything is negated, so that packing late is packing early: forwards
-    are placed from their deadlines back, backwards from their releases on, by the same code.
+    Made of `negated` intervals, time runs backward, and packing late is packing early: forwards are
+    placed from their deadlines back, backwards from their releases on, by the same code.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from optimus_jax.errors import UserError
 from optimus_jax.plan.beside import beside
 from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.inside import inside
+from optimus_jax.plan.orders import orders
 from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.plan.search import Search
 from optimus_jax.plan.utilisation import utilisation
@@ -38,7 +39,17 @@ def answer(cluster: Cluster) -> Answer:
         "dp_all_gather_s": search.backbone.all_gather,
         "dp_reduce_scatter_s": search.backbone.reduce_scatter,
     }
-    return Answer(cluster, search.llm, outcomes, refused, name, reason, constants, taken)
+    return Answer(
+        cluster,
+        search.llm,
+        outcomes,
+        refused,
+        name,
+        reason,
+        constants,
+        taken,
+        orders(cluster, search.plan),
+    )
 
 
 def recommend(

@@ -6,22 +6,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import Any
 
-from optimus_jax.cost.memory import MemoryTable
+from optimus_jax.cost.memory import MemoryTable, state_bytes
+from optimus_jax.cost.memory import memory_overhead as memory_overhead_bytes
 from optimus_jax.fill.backbone import BUBBLES
 from optimus_jax.fill.filling import Filling
-from optimus_jax.fill.placement import pieces
-from optimus_jax.plan.orders import orders
 from optimus_jax.plan.outcome import Answer, Outcome
+from optimus_jax.plan.rank_views import CAUSES
 from optimus_jax.tables import table_text
-
-CAUSES = {
-    "dp_all_gather": "data-parallel all-gather",
-    "dp_reduce_scatter": "data-parallel reduce-scatter",
-    "pp_warmup": "pipeline warm-up",
-    "pp_cooldown": "pipeline cool-down",
-    "pp_other": "between LLM passes",
-    "tp": "tensor-parallel collectives",
-}
 
 
 def values(answer: Answer) -> dict[str, Any]:
@@ -39,7 +30,7 @@ def values(answer: Answer) -> dict[str, Any]:
         "llm_plan": _llm_plan(answer),
         "orders": {
             name: {"step_s": o.step, "idle": o.idle, "held": o.held, "chunks": o.chunks}
-            for name, o in orders(answer.cluster, answer.llm.plan).items()
+            for name, o in answer.orders.items()
         },
         "simulated": True,
     }
@@ -96,15 +87,17 @@ def _method(answer: Answer, o: Outcome) -> dict[str, Any]:
 def memory_overhead(answer: Answer, o: Outcome) -> float:
     """Encoder weights and gradients beyond one replica for each LLM replica, as a share of the rest
     of the device's bytes (Optimus, section 4.1)."""
-    own = o.memory.encoder_weights_gradients
-    single = 0.0
-    for name, plan in o.plans.items():
+    plan, over = answer.llm.plan, 0.0
+    for name, encoder in o.plans.items():
         spec = answer.cluster.encoders[name]
-        each = 2.0 if spec.frozen else 6.0
-        parameters = spec.model.layers * spec.model.layer_parameters
-        single += each * parameters / (answer.llm.plan.pp * answer.llm.plan.tp)
-        del plan
-    return max(0.0, own - single) / (o.memory.total - own + single) if o.plans else 0.0
+        over += memory_overhead_bytes(
+            spec.model.layers * spec.model.layer_parameters,
+            plan.dp * encoder.pipelines,
+            plan.dp,
+            plan.dp * plan.pp * plan.tp,
+            k=state_bytes(1.0, 1, trained=not spec.frozen).weights_gradients,
+        )
+    return over / (o.memory.total - over)
 
 
 def text(answer: Answer) -> str:
@@ -121,7 +114,7 @@ def text(answer: Answer) -> str:
     ]
     bubbles = backbone.bubbles()
     rows = [
-        (CAUSES[name], f"{1e3 * bubbles[name]:.1f}", f"{bubbles[name] / backbone.step:.1%}")
+        (CAUSES[name][1], f"{1e3 * bubbles[name]:.1f}", f"{bubbles[name] / backbone.step:.1%}")
         for name in BUBBLES
     ]
     total = sum(bubbles.values())
@@ -174,7 +167,7 @@ def _table(answer: Answer) -> str:
 def _orders(answer: Answer) -> str:
     rows = [
         (name, str(o.chunks), f"{o.step:.3f}", f"{o.idle:.1%}", f"{o.held:.1f}")
-        for name, o in orders(answer.cluster, answer.llm.plan).items()
+        for name, o in answer.orders.items()
     ]
     header = ("the LLM alone, by order", "chunks", "step, s", "idle", "microbatches held")
     return table_text(header, rows)
@@ -191,14 +184,15 @@ def plan_values(answer: Answer, method: str) -> dict[str, Any]:
     """What an executor needs of one method: parallel plans, the LLM's order, and for every rank the
     encoder work between and inside the LLM's passes, in order."""
     o = answer.outcomes[method]
+    found = _method(answer, o)
     backbone = o.filling.backbone if o.filling else answer.llm.backbone
     if o.baseline is not None:
         backbone = o.baseline.backbone
     return {
         "method": method,
         "llm": _llm_plan(answer),
-        "encoders": _method(answer, o)["encoder_plan"],
-        "layers": _method(answer, o).get("layers"),
+        "encoders": found["encoder_plan"],
+        "layers": found.get("layers"),
         "order": [[str(action) for _, _, action in row] for row in backbone.passes],
         "encoder_work": encoder_work(o.filling, list(o.plans)) if o.filling else None,
         "step_s": o.step,
@@ -215,7 +209,7 @@ def encoder_work(filling: Filling, names: list[str]) -> list[list[dict[str, Any]
     starts = [[start for start, _, _ in row] for row in backbone.passes]
     units: dict[tuple[int, str, int], dict[int, int]] = defaultdict(dict)
     found: list[list[tuple[float, dict[str, Any]]]] = [[] for _ in backbone.passes]
-    for piece in pieces(filling):
+    for piece in filling.pieces:
         plan = filling.placed[piece.encoder].plan
         rank = plan.first(piece.part.pipeline) + piece.stage
         name = f"{piece.kind}{piece.part.microbatch}"

@@ -26,7 +26,7 @@ def beside(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str]
     _phased(search, outcomes, refused)
     found = fine_plans(search)
     if found is None:
-        refused["coarse"] = refused["fine"] = search.no_room(search.combinations(False)[0])
+        refused["coarse"] = refused["fine"] = search.no_room(search.whole[0])
     else:
         plans = list(found[1].values())
         # the first phase of fine, so on its plans
@@ -42,14 +42,14 @@ def _phased(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
     those that fit."""
     backbone, n = search.backbone, search.backbone.microbatches
     found: list[tuple[float, dict[str, EncoderPlan], MemoryTable]] = []
-    for plans in search.combinations(False):
+    for plans in search.whole:
         held = [math.ceil(n / plan.pipelines) for plan in plans.values()]
         table = search.memory(plans, held)
         if table.fits(search.cluster.capacity):
             work = sum(phased_seconds(n, plans.values()))
             found.append((work, plans, table))
     if not found:
-        refused["phased"] = search.no_room(search.combinations(False)[0])
+        refused["phased"] = search.no_room(search.whole[0])
         return
     work, plans, table = min(found, key=lambda f: f[0])
     step = backbone.step + work
@@ -81,20 +81,20 @@ def _filled(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
                 held = filling.in_flight()
                 if any(c and h > c + 1e-9 for c, h in zip(caps, held, strict=True)):
                     return False
-                return search.memory(named, filling.in_flight()).fits(search.cluster.capacity)
+                return search.memory(named, held).fits(search.cluster.capacity)
 
             spread = can_spread(search.cluster, named)
             return filled(backbone, plans, rule, spread, accept, quick)
 
         return pack
 
-    every = search.combinations(True)
+    every = search.cut
     if len(every) > THOROUGH:
         quick = packing(search.backbone, search.rule, True)
         every = search.shortest(quick, every)
     found = search.best(packing(search.backbone, search.rule), every, False)
     if found is None:
-        refused["filled"] = search.no_room(search.combinations(True)[0])
+        refused["filled"] = search.no_room(search.cut[0])
         return
     plans = found[1]
     without = packing(search.backbone, SlotRule(use=False))(list(plans.values()))
@@ -116,6 +116,4 @@ def _filled(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str
 
 def fine_plans(search: Search) -> tuple[Filling, dict[str, EncoderPlan]] | None:
     """fine with its best plans; as the paper, memory counts without encoder activations."""
-    return search.best(
-        lambda plans: fine(search.backbone, plans, search.rule), search.combinations(False), True
-    )
+    return search.best(lambda plans: fine(search.backbone, plans, search.rule), search.whole, True)

@@ -15,22 +15,24 @@ from optimus_jax.fill.coarse import coarse
 from optimus_jax.fill.filling import Filling
 from optimus_jax.plan.beside import fine_plans
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.cluster_checks import from_config_dict
 from optimus_jax.plan.inside import pipeline
+from optimus_jax.plan.paper_page import SHARES, STEPS
 from optimus_jax.plan.search import Search
 
-TARGETS = {"encoder_first_tuned": 10.65, "fine": 9.80, "coarse_inside_share": 0.343}
+ROW = "strong_1536"
 _ROUNDS = 6
 
 
 def calibrate(cluster: Cluster) -> dict[str, float]:
-    """The constants under which the cluster's answer has the TARGETS, each found by bisection with
-    the others held, in turn until none moves."""
+    """The constants under which the cluster's answer has the figures that the paper prints for ROW,
+    each found by bisection with the others held, in turn until none moves."""
     values = {"efficiency": 0.3, "p2p_busy_s": 1e-3, "dp_exposed_s": 0.15}
     ranges = {"efficiency": (0.1, 0.9), "p2p_busy_s": (0.0, 5e-3), "dp_exposed_s": (0.0, 1.0)}
     probes: dict[str, tuple[Callable[[Search], float], float, int]] = {
-        "dp_exposed_s": (lambda s: _both(s)[1].inside_share, TARGETS["coarse_inside_share"], 1),
-        "p2p_busy_s": (lambda s: _both(s)[0].step, TARGETS["fine"], 1),
-        "efficiency": (_tuned, TARGETS["encoder_first_tuned"], -1),
+        "dp_exposed_s": (lambda s: _both(s)[1].inside_share, SHARES[ROW][0] / 100, 1),
+        "p2p_busy_s": (lambda s: _both(s)[0].step, STEPS[ROW]["fine"], 1),
+        "efficiency": (_tuned, STEPS[ROW]["encoder_first_tuned"], -1),
     }
     for turn in range(_ROUNDS):
         for name, (measure, target, sign) in probes.items():
@@ -63,11 +65,8 @@ def _tuned(search: Search) -> float:
 
 def main() -> None:
     from configs.paper import get_config
-    from optimus_jax.config import build
 
-    errors: list[str] = []
-    cluster = build(Cluster, get_config("strong_1536").to_dict(), "config", errors)
-    assert not errors, errors
+    cluster = from_config_dict(get_config(ROW).to_dict())
     for name, value in calibrate(cluster).items():
         print(f"{name} {value:.5g}")
 

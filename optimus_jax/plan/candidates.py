@@ -22,7 +22,7 @@ from optimus_jax.schedule.action_orders import (
 from optimus_jax.schedule.actions import ActionTable
 from optimus_jax.schedule.zero_bubble import interleaved_zero_bubble, zb_h1
 
-_MOST_PASSES = 60_000  # of LLM plans in a search; with more, a plan is timed by its formula only
+_MOST_PASSES = 60_000  # of an LLM plan in a search; one with more is left out if another was timed
 
 
 @dataclasses.dataclass(frozen=True)

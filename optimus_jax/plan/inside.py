@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.errors import UserError
 from optimus_jax.fill.baselines import (
@@ -17,7 +18,6 @@ from optimus_jax.plan.candidates import without_work
 from optimus_jax.plan.device_memory import with_encoders
 from optimus_jax.plan.outcome import Outcome
 from optimus_jax.plan.search import Search
-from optimus_jax.plan.times import layer_flops
 from optimus_jax.plan.utilisation import utilisation
 
 METHODS = ("encoder_first", "encoder_first_tuned", "balanced")
@@ -33,8 +33,8 @@ def inside(search: Search, outcomes: dict[str, Outcome], refused: dict[str, str]
         return
     spec = next(iter(cluster.encoders.values()))
     weights = (
-        layer_flops(spec.model, spec.image_tokens) * spec.tokens / spec.image_tokens,
-        layer_flops(cluster.llm.model, cluster.llm.length),
+        layer_flops_forward(spec.model, spec.image_tokens) * spec.tokens / spec.image_tokens,
+        layer_flops_forward(cluster.llm.model, cluster.llm.length),
     )
     for name, make in (
         ("encoder_first", lambda: encoder_first(inside)),

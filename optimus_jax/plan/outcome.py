@@ -11,6 +11,7 @@ from optimus_jax.fill.encoder import EncoderPlan
 from optimus_jax.fill.filling import Filling
 from optimus_jax.plan.candidates import LlmTimeline
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.orders import OrderOutcome
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +38,8 @@ class Outcome:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer:
     """All methods on one cluster, simulated. `scheduling_s` are the seconds that finding plans and
-    schedules of the encoders took, `refused` says in words why a method is absent."""
+    schedules of the encoders took, `refused` says in words why a method is absent, `orders` is the
+    LLM alone under every pipeline order."""
 
     cluster: Cluster
     llm: LlmTimeline
@@ -47,3 +49,4 @@ class Answer:
     reason: str
     constants: Mapping[str, float]
     scheduling_s: float
+    orders: Mapping[str, OrderOutcome]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.fill.encoder import EncoderPlan
-from optimus_jax.fill.filling import Filling, encoder_seconds, time_bounds
+from optimus_jax.fill.filling import Filling, least_step, time_bounds
 from optimus_jax.fill.windows import SlotRule
 from optimus_jax.plan.candidates import LlmTimeline, best_llm_plan, encoder_plans
 from optimus_jax.plan.cluster import Cluster
@@ -35,17 +36,27 @@ class Search:
         a = cluster.assume
         self.rule = SlotRule(True, a.slot_usable, a.slot_contention)
         self.base = llm_memory(cluster, self.plan)
-        slots = [e - s for row in self.backbone.slots for s, e in row[:4]]
-        self.cut = min(slots) / a.slot_contention if slots else None
 
-    def combinations(self, cut: bool) -> list[dict[str, EncoderPlan]]:
-        """Plans of all encoders together, the least memory first."""
-        names, length = list(self.cluster.encoders), self.cut if cut else None
+    @functools.cached_property
+    def whole(self) -> list[dict[str, EncoderPlan]]:
+        """Plans of all encoders together with whole kernels, the least memory first."""
+        return self._combinations(None)
+
+    @functools.cached_property
+    def cut(self) -> list[dict[str, EncoderPlan]]:
+        """The same with kernels cut to fit into the shortest tensor-parallel slot."""
+        slots = [e - s for row in self.backbone.slots for s, e in row]
+        return self._combinations(min(slots) / self.rule.contention if slots else None)
+
+    def _combinations(self, longest: float | None) -> list[dict[str, EncoderPlan]]:
         each = [
-            encoder_plans(self.cluster, self.plan, self.cluster.encoders[name], length)
-            for name in names
+            encoder_plans(self.cluster, self.plan, spec, longest)
+            for spec in self.cluster.encoders.values()
         ]
-        found = [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*each)]
+        found = [
+            dict(zip(self.cluster.encoders, chosen, strict=True))
+            for chosen in itertools.product(*each)
+        ]
         found.sort(key=self.states)
         return found[:_MOST_COMBINATIONS]
 
@@ -68,13 +79,12 @@ class Search:
         best: tuple[Filling, dict[str, EncoderPlan]] | None = None
         in_vain = 0
         for plans in combinations:
-            if self.states(plans) > self.cluster.capacity or (best and in_vain == _PATIENCE):
-                continue
+            if best and in_vain == _PATIENCE:
+                break
             every = list(plans.values())
-            least = self.backbone.step + (1 - time_bounds(self.backbone, every)[1]) * (
-                encoder_seconds(self.backbone, every)
-            )
-            if best and least >= best[0].step - 1e-9:
+            if self.states(plans) > self.cluster.capacity:
+                continue
+            if best and least_step(self.backbone, every, True) >= best[0].step - 1e-9:
                 continue
             found, in_vain = method(every), in_vain + 1
             if found is None or (best and found.step >= best[0].step - 1e-9):
@@ -115,6 +125,7 @@ class Search:
             table.fits(self.cluster.capacity),
             plans,
             filling.inside_share,
+            # beside the LLM's own order, which filled_zb leaves, so not filling.time_share
             1 - (filling.step - self.backbone.step) / filling.encoder_seconds,
             time_bounds(filling.backbone, list(plans.values())),
             without_tp,

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.kernels import Kernel, layer_kernels, load_profile
-from optimus_jax.cost.transformer import MODELS, Transformer
+from optimus_jax.cost.transformer import MODELS
 from optimus_jax.fill.backbone import ChunkPass
 from optimus_jax.fill.baselines import LayerSeconds
 from optimus_jax.fill.encoder import LayerPass
@@ -17,12 +18,6 @@ Pieces = tuple[tuple[float, bool], ...]  # seconds, and whether it is a collecti
 
 _OF_WEIGHTS = "_weight_gradient"
 _REFERENCE_WIDTH, _REFERENCE_TP, _REFERENCE_POSITIONS = 12288, 8, 4096
-
-
-def layer_flops(model: Transformer, length: int) -> float:
-    """Operations of one layer's forward for one sample of `length` positions, attention in full:
-    2 for each entry of a matrix and position, 4 s^2 h of attention."""
-    return 2.0 * model.layer_parameters * length + 4.0 * length**2 * model.width
 
 
 class Times:
@@ -73,7 +68,7 @@ class Times:
     def _by_operations(self, kind: str) -> Pieces:
         """The paper's own accounting: products at one efficiency, four equal collectives."""
         a, llm = self.cluster.assume, self.cluster.llm
-        flops = layer_flops(llm.model, llm.length) * self.cluster.parallel.microbatch
+        flops = layer_flops_forward(llm.model, llm.length) * self.cluster.parallel.microbatch
         rate = self.plan.tp * self.cluster.chip.flops["bfloat16"]
         forward = flops / (rate * (a.efficiency or self.cluster.chip.efficiency))
         collective = a.tp_collective_s * self._sent(llm.model.width)
@@ -154,7 +149,9 @@ class Times:
         a, positions = self.cluster.assume, self.cluster.parallel.microbatch * spec.tokens
         vit = MODELS["ViT-22B"]
         seconds = a.vit_backward_s if backward else a.vit_forward_s
-        scale = layer_flops(spec.model, spec.image_tokens) / layer_flops(vit, spec.image_tokens)
+        scale = layer_flops_forward(spec.model, spec.image_tokens) / layer_flops_forward(
+            vit, spec.image_tokens
+        )
         scale *= positions / _REFERENCE_POSITIONS
         compute = (seconds - 4 * a.vit_collective_s) * scale * _REFERENCE_TP / tp
         share = (tp - 1) / tp / ((_REFERENCE_TP - 1) / _REFERENCE_TP)

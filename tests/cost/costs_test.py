@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import pytest
 
 from optimus_jax.config import Config, from_config_dict
-from optimus_jax.cost.costs import Costs, Pass, analytic, emulated, layer_flops
+from optimus_jax.cost.costs import Costs, Pass, analytic, emulated
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.hardware import HARDWARE
+from optimus_jax.cost.transformer import Transformer
 from optimus_jax.models.mllm import Mllm
 
 COSTS = Costs(
@@ -46,7 +48,8 @@ def test_operations_of_a_layer_counted_by_hand() -> None:
     # width 2, hidden 3, 5 positions; a multiplication and an addition each:
     qkv, out, up, down = 2 * (2 * 6), 2 * (2 * 2), 2 * (2 * 3), 2 * (3 * 2)
     scores, mixing = 2 * (5 * 2), 2 * (5 * 2)
-    assert layer_flops(2, 3, 5) == qkv + out + up + down + scores + mixing == 96
+    one_position = layer_flops_forward(Transformer("", 1, 2, 1, 3), 5) / 5
+    assert one_position == qkv + out + up + down + scores + mixing == 96
 
 
 def products(jaxpr: Any) -> int:

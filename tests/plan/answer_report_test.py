@@ -97,6 +97,7 @@ def test_the_plan_holds_all_encoder_work_in_order() -> None:
     assert len(plan["order"]) == 4
     assert len(plan["order"][0]) == 2 * 8 * 6
     kernels: Counter[str] = Counter()
+    home: dict[str, set[int]] = {}
     for rank, row in enumerate(plan["encoder_work"]):
         position = 0
         for entry in row:
@@ -104,7 +105,10 @@ def test_the_plan_holds_all_encoder_work_in_order() -> None:
             assert where >= position - 1, "in order of time"
             position = max(position, where)
             kernels[entry["task"][:2]] += entry["kernels"]
+            home.setdefault(entry["task"][2:], set()).add(entry["pipeline"])
             assert encoder.first(entry["pipeline"]) + entry["stage"] == rank
+    assert any("." in name for name in home), "some microbatch is spread"
+    assert all(len(where) == 1 for where in home.values()), "EB runs where its EF ran"
     assert o.filling is not None
     for kind, packed, work in (
         ("EF", o.filling.placed[0].forward, encoder.forward),

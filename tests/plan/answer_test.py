@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from configs import clusters
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.cost.transformer import MODELS, Transformer
 from optimus_jax.errors import UserError
@@ -22,7 +23,6 @@ from optimus_jax.plan.cluster import (
 )
 from optimus_jax.plan.cluster_checks import from_config_dict
 from optimus_jax.plan.outcome import Answer
-from optimus_jax.plan.times import layer_flops
 
 LLM = LlmSpec("own", 128, layers=2, width=64, heads=4, hidden=256)
 VIT = EncoderSpec("image", 64, 16, layers=1, width=64, heads=4, hidden=256, stages=1, tp=1)
@@ -33,9 +33,9 @@ def job(encoders: dict[str, EncoderSpec], frozen: bool = False, **changes: Any) 
     """Two ranks of one device, two microbatches. A layer of the LLM takes 1 s forward and 2 s
     backward, a microbatch of VIT 0.5 s forward and 1 s backward."""
     vit = MODELS["ViT-22B"]
-    scale = layer_flops(VIT.model, 16) / layer_flops(vit, 16) * 64 / 4096 * 8
+    scale = layer_flops_forward(VIT.model, 16) / layer_flops_forward(vit, 16) * 64 / 4096 * 8
     assume = Assumptions(
-        efficiency=layer_flops(LLM.model, 128) / PEAK,
+        efficiency=layer_flops_forward(LLM.model, 128) / PEAK,
         tp_collective_s=1e-3,
         dp_exposed_s=0.0,
         vit_forward_s=0.5 / scale,

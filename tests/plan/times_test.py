@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from configs import clusters, paper
+from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.kernels import layer_kernels, save_profile
 from optimus_jax.plan.cluster import Cluster, ParallelPlan
 from optimus_jax.plan.cluster_checks import from_config_dict
-from optimus_jax.plan.times import Times, layer_flops
+from optimus_jax.plan.times import Times
 
 PLAN = ParallelPlan(48, 8, 8, 12)
 
@@ -30,7 +31,7 @@ def test_an_llm_layer_by_operations() -> None:
     job = strong(efficiency=0.3, p2p_busy_s=1e-3)
     # 24 h^2 s b + 4 s^2 h b with h = 12288, s = 2048, b = 2
     flops = 24 * 12288**2 * 2048 * 2 + 4 * 2048**2 * 12288 * 2
-    assert 2 * layer_flops(job.llm.model, 2048) == pytest.approx(flops)
+    assert 2 * layer_flops_forward(job.llm.model, 2048) == pytest.approx(flops)
     compute = flops / (8 * 989e12 * 0.3)
     forward, backward = (Times(job, PLAN).llm_pass(kind, 2) for kind in "FB")
     assert forward.seconds == pytest.approx(2 * (compute + 4 * 300e-6) + 1e-3)
@@ -67,7 +68,7 @@ def test_other_encoders_scale_by_operations_and_width() -> None:
     spec, times = job.encoders["ViT-11B"], Times(job, ParallelPlan(2, 4, 8, 6))
     layer = times.encoder_layer(spec, False, 8)
     vit = strong().encoders["ViT-22B"].model
-    ratio = layer_flops(spec.model, 256) / layer_flops(vit, 256)
+    ratio = layer_flops_forward(spec.model, 256) / layer_flops_forward(vit, 256)
     assert 0.44 < ratio < 0.46
     assert layer.compute == pytest.approx(0.8e-3 * ratio)
     assert layer.communication == pytest.approx(600e-6 * 4096 / 6144)
