@@ -39,8 +39,15 @@ def main(arguments: list[str]) -> int:
     sys.path.insert(0, ROOT)
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, inherited] if inherited else [ROOT])
+    from optimus_jax import xla_flags
+    from optimus_jax.errors import UserError
     from optimus_jax.processes import run_local
 
+    try:
+        xla_flags.apply()  # a wrong flag is said once, not by every process
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     return run_local(command, processes, pin=pin)
 
 

@@ -107,21 +107,31 @@ def configure_cpu_devices(count: int) -> None:
 
 def runs_on_cpu() -> bool:
     """Whether jax's default platform is the CPU, found out without starting a backend."""
-    import jax
+    return platform() == "cpu"
 
-    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+
+def platform() -> str:
+    """jax's default platform: cpu, gpu or tpu; neither imports jax nor starts a backend."""
+    imported = sys.modules.get("jax")
+    platforms: str | None = (
+        imported.config.jax_platforms if imported else os.environ.get("JAX_PLATFORMS")
+    )
     if platforms:
-        return platforms.split(",")[0].strip() == "cpu"
+        first = platforms.split(",")[0].strip()
+        return "gpu" if first in ("cuda", "rocm") else first
     tpus = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
-    has_tpu = bool(tpus) and importlib.util.find_spec("libtpu") is not None
+    if tpus and importlib.util.find_spec("libtpu") is not None:
+        return "tpu"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     has_cuda = any(importlib.util.find_spec(name) for name in plugins)
-    return not (has_tpu or (has_cuda and _nvidia_smi_works()))
+    return "gpu" if has_cuda and gpus() else "cpu"
 
 
-def _nvidia_smi_works() -> bool:
+@functools.cache
+def gpus() -> str:
+    """What nvidia-smi lists, a line for each GPU; empty without any."""
     try:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20, text=True)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.returncode == 0 and "GPU" in answer.stdout
+        return ""
+    return answer.stdout if answer.returncode == 0 and "GPU" in answer.stdout else ""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optimus_jax import cluster
+from optimus_jax import cluster, xla_flags
 from optimus_jax.config import Config, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.costs import Costs
@@ -73,6 +73,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             print(_help())
             sys.exit(0)
         _parse(sys.argv)
+        if not _takes_clusters:  # planning needs no jax
+            xla_flags.apply()
         code = main() or 0
     except ConfigError as error:
         code = _complain([f"{len(error.errors)} error(s) in the configuration:", *error.errors])

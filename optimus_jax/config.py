@@ -12,34 +12,49 @@ from typing import Any
 
 from optimus_jax.config_checks import CHECKS, ConfigError, did_you_mean
 from optimus_jax.data import tokens
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline
+
+
+FIRST = "vision"  # the name of `model.encoder` beside those of `model.more_encoders`
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """The ViT: `hidden` is the MLP's width, `patch` the side of a square patch in pixels."""
+    """`hidden` is the MLP's width. `block` names an entry of models/blocks.py.
+
+    An encoder of `input` "image" sees square patches of `patch` pixels a side, one of "audio"
+    stretches of `patch` frames of a spectrogram.
+    """
 
     layers: int
     width: int
     heads: int
     hidden: int
     patch: int
+    block: str = "vit"
+    input: str = "image"
 
 
 @dataclasses.dataclass(frozen=True)
 class LlmConfig:
+    """`block` names an entry of models/blocks.py. `kv_heads` share keys and values among groups of
+    heads; 0 stands for as many as heads."""
+
     layers: int
     width: int
     heads: int
     hidden: int
+    block: str = "gpt"
+    kv_heads: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """`dtype` is that of the computation; master weights and optimiser state are float32.
 
-    Pictures have `image_height` x `image_width` pixels; the LLM sees their patches, then
-    `text_length` positions of text.
+    Pictures have `image_height` x `image_width` pixels, spectrograms `audio_frames` x
+    `audio_bands` values. The LLM sees the features of every encoder, then `text_length` positions
+    of text. `more_encoders` stand beside the first, by name.
     """
 
     dtype: str
@@ -52,11 +67,26 @@ class ModelConfig:
     image_channels: int = 1
     vocabulary: int = tokens.SIZE
     image_token: int = tokens.IMAGE
+    audio_frames: int = 0
+    audio_bands: int = 0
+    more_encoders: dict[str, EncoderConfig] = dataclasses.field(default_factory=dict)
+
+    @property
+    def encoders(self) -> dict[str, EncoderConfig]:
+        """All encoders by name, the first is `FIRST`."""
+        return {FIRST: self.encoder, **self.more_encoders}
+
+    def features_of(self, name: str) -> int:
+        """Positions that an encoder gives for one example."""
+        encoder = self.encoders[name]
+        if encoder.input == "audio":
+            return self.audio_frames // encoder.patch
+        return (self.image_height // encoder.patch) * (self.image_width // encoder.patch)
 
     @property
     def image_tokens(self) -> int:
-        patch = self.encoder.patch
-        return (self.image_height // patch) * (self.image_width // patch)
+        """Positions of all encoders' features; the text has an image token at each."""
+        return sum(map(self.features_of, self.encoders))
 
     @property
     def sequence(self) -> int:
@@ -80,10 +110,29 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderParallel:
+    """The parallel plan of an encoder: `pp` stages, which divide the LLM's, and `tp` shards, which
+    divide the LLM's; the rest of the devices are replicas. `recompute` as in ParallelConfig."""
+
+    pp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = True
+    recompute: str = "full"
+
+
+@dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """`dp` replicas of a pipeline of `pp` stages with `chunks` virtual stages on each device; the
-    batch of a replica is cut into `microbatches`. `order` is that of the LLM's tasks, `method` says
-    where the encoder's go."""
+    """`dp` replicas of a pipeline of `pp` stages with `chunks` virtual stages on each device, every
+    layer cut over `tp` devices; the batch of a replica is cut into `microbatches`. `order` is that
+    of the LLM's tasks, `method` says where the encoder's go.
+
+    `sequence_parallel` cuts what lies between a layer's products over the tensor axis too. `zero`
+    cuts master weights and optimiser state over replicas (ZeRO-1). `recompute` says which
+    activations a backward computes again: "full", "selective" or "none". `gradients` is the dtype
+    in which they are summed over microbatches. At most `encoder_cap` microbatches at a time have
+    encoder activations on a device (0: any number). With `fuse`, encoder layers may run inside the
+    LLM's, beside its tensor-parallel collectives.
+    """
 
     dp: int
     pp: int
@@ -91,6 +140,19 @@ class ParallelConfig:
     microbatches: int
     order: str
     method: str
+    tp: int = 1
+    encoder: EncoderParallel = EncoderParallel()
+    more_encoders: dict[str, EncoderParallel] = dataclasses.field(default_factory=dict)
+    sequence_parallel: bool = True
+    zero: bool = True
+    recompute: str = "full"
+    gradients: str = "float32"
+    encoder_cap: int = 0
+    fuse: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.pp * self.tp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +204,17 @@ class Config:
     def pipeline(self) -> Pipeline:
         """The sizes that the scheduling core works with."""
         p = self.parallel
+        plans = {FIRST: p.encoder, **p.more_encoders}
         return Pipeline(
             stages=p.pp,
             microbatches=p.microbatches,
             chunks=p.chunks,
-            units=p.pp,
             llm_layers=split_layers(self.model.llm.layers, p.pp * p.chunks),
-            encoder_layers=self.model.encoder.layers,
+            encoders=tuple(
+                EncoderPipeline(split_layers(encoder.layers, plans.get(name, EncoderParallel()).pp))
+                for name, encoder in self.model.encoders.items()
+            ),
+            cap=p.encoder_cap,
         )
 
 

@@ -18,8 +18,9 @@ CAPTION = {tokens.EOS, *range(tokens.FIRST_CHARACTER, tokens.SIZE)}
 def telling_case() -> tuple[dict, np.ndarray]:
     """Weights and pictures, from black to white, that make the readings differ."""
     weights, images = random_weights(MODEL, seed=2), random_batch(MODEL, 6)["image"]
-    weights["projector"]["mlp"]["down"] *= 4
-    weights["encoder"]["embed"]["position"] *= 0.3
+    encoder = weights["encoders"]["vision"]
+    encoder["projector"]["mlp"]["down"] *= 4
+    encoder["embed"]["position"] *= 0.3
     weights["llm"]["embed"]["position"] *= 2
     levels = 38 * np.arange(6, dtype=np.uint8)
     return weights, images // 4 + levels[:, None, None, None]

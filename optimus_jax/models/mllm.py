@@ -7,20 +7,27 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from optimus_jax.config import ModelConfig
-from optimus_jax.models import gpt, vit
-from optimus_jax.models.layers import Block, block
+from optimus_jax.models import audio, blocks, image, language
+from optimus_jax.models.layers import Piece
+from optimus_jax.models.projector import Projector, project
+from optimus_jax.models.region import SEQUENTIAL, Region
 from optimus_jax.models.weights import Declare, Params, initialise, logical_axes
 
-Batch = dict[str, jax.Array]  # image uint8 [B, H, W, C]; tokens, targets, weights [B, T]
+# tokens, targets, weights [B, T]; image uint8 [B, H, W, C] and audio float32 [B, frames, bands] for
+# the encoders that take them
+Batch = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mllm:
-    """ViT -> projector -> GPT. Weights are a nested dict without any notion of stages:
+    """Encoders, each with its projector -> LLM. Weights are a nested dict without any notion of
+    stages:
 
-    encoder: embed, layers [layers, ...];  projector;  llm: embed, layers [layers, ...], head.
+    encoders: by name: embed, layers [layers, ...], projector;
+    llm: embed, layers [layers, ...], head.
     With `recompute`, a gradient of `loss` computes each layer again and keeps its input only.
     """
 
@@ -29,19 +36,26 @@ class Mllm:
 
     def _declared(self) -> dict[tuple[str, ...], tuple[Declare, int | None]]:
         c = self.config
-
-        def blocks(part: object) -> Declare:
-            sizes = (part.width, part.heads, part.hidden, part.layers)  # type: ignore[attr-defined]
-            return lambda rngs: Block(rngs, *sizes)
-
-        return {
-            ("encoder", "embed"): (lambda rngs: vit.PatchEmbedding(rngs, c), None),
-            ("encoder", "layers"): (blocks(c.encoder), c.encoder.layers),
-            ("projector",): (lambda rngs: vit.Projector(rngs, c), None),
-            ("llm", "embed"): (lambda rngs: gpt.Embedding(rngs, c), None),
-            ("llm", "layers"): (blocks(c.llm), c.llm.layers),
-            ("llm", "head"): (lambda rngs: gpt.Head(rngs, c), None),
+        parts: dict[tuple[str, ...], tuple[Declare, int | None]] = {}
+        for name, encoder in c.encoders.items():
+            parts |= {
+                ("encoders", name, "embed"): (partial(self._declare_input, name), None),
+                ("encoders", name, "layers"): (blocks.declare(encoder), encoder.layers),
+                ("encoders", name, "projector"): (partial(self._declare_projector, name), None),
+            }
+        return parts | {
+            ("llm", "embed"): (lambda rngs: language.Embedding(rngs, c), None),
+            ("llm", "layers"): (blocks.declare(c.llm), c.llm.layers),
+            ("llm", "head"): (lambda rngs: language.Head(rngs, c), None),
         }
+
+    def _declare_input(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
+        audible = self.config.encoders[name].input == "audio"
+        kind = audio.FrameEmbedding if audible else image.PatchEmbedding
+        return kind(rngs, self.config, name)
+
+    def _declare_projector(self, name: str, rngs: nnx.Rngs) -> nnx.Module:
+        return Projector(rngs, self.config, name)
 
     def init(self, key: jax.Array) -> Params:
         """float32 weights; a part's values depend on the key and its place in the tree only."""
@@ -64,28 +78,52 @@ class Mllm:
 
     # The stage functions: an executor composes these, `loss` composes them in a row.
 
-    def embed_image(self, p: Params, image: jax.Array) -> jax.Array:
-        """Pictures [B, H, W, C] to the first encoder layer's input [B, P, encoder width]."""
-        return vit.embed_patches(p, image, self.config.encoder.patch)
+    def embed_input(
+        self, name: str, p: Params, x: jax.Array, region: Region = SEQUENTIAL
+    ) -> jax.Array:
+        """An encoder's pictures [B, H, W, C] or spectrograms [B, frames, bands] to its first
+        layer's input [B, P, encoder width]."""
+        encoder = self.config.encoders[name]
+        if encoder.input == "audio":
+            return audio.embed_frames(p, x, encoder.patch, region)
+        return image.embed_patches(p, x, encoder.patch, region)
 
-    def encoder_layer(self, p: Params, x: jax.Array) -> jax.Array:
-        return block(p, x, causal=False)
+    def encoder_layer(
+        self, name: str, p: Params, x: jax.Array, region: Region = SEQUENTIAL
+    ) -> jax.Array:
+        return blocks.run(self.encoder_pieces(name), p, x, region)
 
-    def project(self, p: Params, x: jax.Array) -> jax.Array:
-        """The last encoder layer's output to features [B, P, LLM width]."""
-        return vit.project(p, x)
+    def encoder_pieces(self, name: str) -> tuple[Piece, ...]:
+        """The steps of an encoder's layer: see blocks.pieces."""
+        return blocks.pieces(self.config.encoders[name])
 
-    def embed_text(self, p: Params, tokens: jax.Array, features: jax.Array) -> jax.Array:
-        """Tokens [B, T] and features to the first LLM layer's input; linear in both."""
-        return gpt.embed(p, tokens, features, self.config.image_token)
+    def project(self, name: str, p: Params, x: jax.Array, region: Region = SEQUENTIAL) -> jax.Array:
+        """The last layer's output to features [B, P, LLM width], whole on every rank."""
+        return project(p, x, region)
 
-    def llm_layer(self, p: Params, x: jax.Array) -> jax.Array:
-        return block(p, x, causal=True)
+    def embed_text(
+        self, p: Params, tokens: jax.Array, features: jax.Array, region: Region = SEQUENTIAL
+    ) -> jax.Array:
+        """Tokens [B, T] and features [B, image tokens, D], those of all encoders in order, to the
+        first LLM layer's input; linear in weights and features."""
+        return language.embed(p, tokens, features, self.config.image_token, region)
+
+    def llm_layer(self, p: Params, x: jax.Array, region: Region = SEQUENTIAL) -> jax.Array:
+        return blocks.run(self.llm_pieces(), p, x, region)
+
+    def llm_pieces(self) -> tuple[Piece, ...]:
+        """The steps of an LLM layer."""
+        return blocks.pieces(self.config.llm)
 
     def summed_loss(
-        self, p: Params, x: jax.Array, targets: jax.Array, weights: jax.Array
+        self,
+        p: Params,
+        x: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        region: Region = SEQUENTIAL,
     ) -> jax.Array:
-        return gpt.summed_loss(p, x, targets, weights)
+        return language.summed_loss(p, x, targets, weights, region)
 
     # The sequential model.
 
@@ -94,11 +132,15 @@ class Mllm:
     ) -> jax.Array:
         """The last LLM layer's output [B, T, D] in the compute dtype."""
         p = self.cast(params)
-        x = self.embed_image(p["encoder"]["embed"], batch["image"])
         again = jax.checkpoint if self.recompute else lambda layer: layer
-        x = _stack(again(self.encoder_layer), p["encoder"]["layers"], x)
-        features = jnp.where(with_images, self.project(p["projector"], x), 0)
-        x = self.embed_text(p["llm"]["embed"], batch["tokens"], features)
+        features = []
+        for name, encoder in self.config.encoders.items():
+            own = p["encoders"][name]
+            x = self.embed_input(name, own["embed"], batch[encoder.input])
+            x = _stack(again(partial(self.encoder_layer, name)), own["layers"], x)
+            features.append(self.project(name, own["projector"], x))
+        seen = jnp.where(with_images, jnp.concatenate(features, axis=1), 0)
+        x = self.embed_text(p["llm"]["embed"], batch["tokens"], seen)
         return _stack(again(self.llm_layer), p["llm"]["layers"], x)
 
     def loss(self, params: Params, batch: Batch, with_images: bool | jax.Array = True) -> jax.Array:
@@ -112,7 +154,7 @@ class Mllm:
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """float32 scores of the next token at every position [B, T, V]."""
-        return gpt.logits(self.cast(params)["llm"]["head"], self.hidden(params, batch))
+        return language.logits(self.cast(params)["llm"]["head"], self.hidden(params, batch))
 
     def cast(self, params: Params) -> Params:
         """The weights in the compute dtype."""

@@ -1,4 +1,4 @@
-"""Gradient sums over replicas and stages, in few collectives."""
+"""Weights gathered from their replicas' shards, gradients summed into them, in few collectives."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optimus_jax.parallel.mesh import ENCODER_DATA, PIPE
+from optimus_jax.parallel.layout import Layout, is_layout
+from optimus_jax.parallel.mesh import Axes
 
 Tree = Any
-Axes = tuple[str, ...]
-
-# Axes of the grid over which each part's gradients are summed: its replicas, and for the ends of a
-# module the stages too, since every stage holds a copy and only some use it.
-_LLM, _ENCODER = ("dp",), ENCODER_DATA
-SUMMED_OVER: dict[tuple[str, ...], Axes] = {
-    ("llm", "layers"): _LLM,
-    ("llm", "embed"): (*_LLM, *PIPE),
-    ("llm", "head"): (*_LLM, *PIPE),
-    ("encoder", "layers"): _ENCODER,
-    ("encoder", "embed"): (*_ENCODER, "pi"),
-    ("projector",): (*_ENCODER, "pi"),
-}
 
 # Arrays below this many bytes travel together: between processes on CPUs a sum costs about 2 ms
 # however small it is, and a model has dozens. Larger ones go alone: nothing large is copied.
 TOGETHER = 1 << 20
 
 
-def reduce_gradients(grads: Tree) -> Tree:
-    """Each device's gradients summed as SUMMED_OVER says; runs inside shard_map."""
-    paths = jax.tree_util.tree_leaves_with_path(grads)
+def gather(masters: Tree, layouts: Tree, dtype: Any) -> Tree:
+    """The weights in the compute dtype, whole along their replicas; runs inside shard_map.
+
+    They are cast first: half as much then travels.
+    """
+
+    def one(layout: Layout, x: jax.Array) -> jax.Array:
+        x = x.astype(dtype)
+        if layout.zero is None:
+            return x
+        return lax.all_gather(x, layout.replicas, axis=layout.zero, tiled=True)
+
+    return jax.tree.map(one, layouts, masters, is_leaf=is_layout)
+
+
+def reduce_gradients(grads: Tree, layouts: Tree) -> Tree:
+    """Each device's gradients summed over replicas and, where they are parts, over tensor shards;
+    of weights that are cut over replicas each keeps its own part. Runs inside shard_map."""
     leaves, tree = jax.tree.flatten(grads)
-    together: dict[Axes, list[int]] = {}
-    for k, (path, leaf) in enumerate(paths):
-        names = tuple(key.key for key in path)
-        axes = next(axes for part, axes in SUMMED_OVER.items() if names[: len(part)] == part)
-        axes = tuple(axis for axis in axes if lax.axis_size(axis) > 1)
-        if not axes:
-            continue
-        if leaf.nbytes < TOGETHER:
-            together.setdefault(axes, []).append(k)
-        else:
+    together: dict[tuple[Axes, Any], list[int]] = {}
+    for k, layout in enumerate(jax.tree.leaves(layouts, is_leaf=is_layout)):
+        leaf, axes = leaves[k], layout.replicas + layout.partial
+        if layout.zero is not None:
+            leaf = lax.psum_scatter(
+                leaf, layout.replicas, scatter_dimension=layout.zero, tiled=True
+            )
+            leaves[k] = lax.psum(leaf, layout.partial) if layout.partial else leaf
+        elif axes and leaf.nbytes < TOGETHER:
+            together.setdefault((axes, leaf.dtype), []).append(k)
+        elif axes:
             leaves[k] = lax.psum(leaf, axes)
-    for axes, members in together.items():
+    for (axes, _), members in together.items():
         total = lax.psum(jnp.concatenate([leaves[k].ravel() for k in members]), axes)
         start = 0
         for k in members:

@@ -1,12 +1,14 @@
-"""Layer stacks [layers, ...] cut into stages [chunks, stages, layers of a stage, ...] and back.
+"""Layer stacks [layers, ...] cut into stages and back.
 
-Weights on disk and in the sequential model know no stages. On the devices the LLM's layers are
-staged: virtual stage v = chunk * stages + stage holds the next `llm_layers[v]` layers, padded with
-zeros to the longest.
+Weights on disk and in the sequential model know no stages. On the devices they are staged: the
+LLM's as [chunks, stages, layers of a stage, ...], where virtual stage v = chunk * stages + stage
+holds the next `llm_layers[v]` layers; an encoder's as [stages, layers of a stage, ...]. Stages are
+padded with zeros to the longest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,53 +19,67 @@ from optimus_jax.parallel.sharding import is_axes
 from optimus_jax.schedule.task import Pipeline
 
 Tree = Any
-LAYERS = ("llm", "layers")  # the stack that is staged
 
 
-def stage_tree(tree: Tree, pipe: Pipeline) -> Tree:
-    """The tree with the LLM's layers staged. Works on any tree that has weights' structure."""
-    index = _layer_index(pipe)
-    valid = jnp.asarray(index >= 0)
+def stage_tree(tree: Tree, pipe: Pipeline, encoders: Sequence[str]) -> Tree:
+    """The tree with all layers staged; `encoders` are the names of the pipeline's encoders. Works
+    on any tree that has weights' structure."""
 
-    def stage(x_L: jax.Array) -> jax.Array:
-        x_CPL = x_L[np.maximum(index, 0)]
-        return jnp.where(valid.reshape(valid.shape + (1,) * (x_L.ndim - 1)), x_CPL, 0)
+    def stage(index: np.ndarray) -> Callable[[jax.Array], jax.Array]:
+        valid = jnp.asarray(index >= 0)
 
-    return _replace_layers(tree, lambda layers: jax.tree.map(stage, layers))
+        def one(x_L: jax.Array) -> jax.Array:
+            x = x_L[np.maximum(index, 0)]
+            return jnp.where(valid.reshape(valid.shape + (1,) * (x_L.ndim - 1)), x, 0)
+
+        return one
+
+    return _on_layers(tree, lambda layers, i: jax.tree.map(stage(i), layers), pipe, encoders)
 
 
-def unstage_tree(tree: Tree, pipe: Pipeline) -> Tree:
+def unstage_tree(tree: Tree, pipe: Pipeline, encoders: Sequence[str]) -> Tree:
     """The inverse of `stage_tree`; padding is dropped."""
-    index = _layer_index(pipe)
-    order = np.argsort(index[index >= 0])
-    places = np.flatnonzero(index.reshape(-1) >= 0)[order]
 
-    def unstage(x_CPL: jax.Array) -> jax.Array:
-        return x_CPL.reshape(-1, *x_CPL.shape[3:])[places]
+    def unstage(index: np.ndarray) -> Callable[[jax.Array], jax.Array]:
+        order = np.argsort(index[index >= 0])
+        places = np.flatnonzero(index.reshape(-1) >= 0)[order]
 
-    return _replace_layers(tree, lambda layers: jax.tree.map(unstage, layers))
+        def one(x: jax.Array) -> jax.Array:
+            return x.reshape(-1, *x.shape[index.ndim :])[places]
+
+        return one
+
+    return _on_layers(tree, lambda layers, i: jax.tree.map(unstage(i), layers), pipe, encoders)
 
 
-def stage_axes(axes: Tree) -> Tree:
+def stage_axes(axes: Tree, pipe: Pipeline, encoders: Sequence[str]) -> Tree:
     """The axis names of a staged tree from those of the stage-free one."""
 
-    def stage(names: tuple[str | None, ...]) -> tuple[str | None, ...]:
-        return (None, "stages", *names)
+    def change(layers: Tree, index: np.ndarray) -> Tree:
+        first = (None, "stages") if index.ndim == 3 else ("stages",)
+        return jax.tree.map(lambda names: (*first, *names), layers, is_leaf=is_axes)
 
-    return _replace_layers(axes, lambda layers: jax.tree.map(stage, layers, is_leaf=is_axes))
+    return _on_layers(axes, change, pipe, encoders)
 
 
-def _layer_index(pipe: Pipeline) -> np.ndarray:
-    """[chunks, stages, longest]: the layer at each place, -1 for padding."""
-    longest = max(pipe.llm_layers)
-    index = np.full((pipe.virtual_stages, longest), -1)
+def _layer_index(counts: Sequence[int]) -> np.ndarray:
+    """[stages, longest]: the layer at each place, -1 for padding."""
+    index = np.full((len(counts), max(counts)), -1)
     first = 0
-    for v, count in enumerate(pipe.llm_layers):
+    for v, count in enumerate(counts):
         index[v, :count] = range(first, first + count)
         first += count
-    return index.reshape(pipe.chunks, pipe.stages, longest)
+    return index
 
 
-def _replace_layers(tree: Tree, change: Any) -> Tree:
-    module, stack = LAYERS
-    return {**tree, module: {**tree[module], stack: change(tree[module][stack])}}
+def _on_layers(
+    tree: Tree, change: Callable[[Tree, np.ndarray], Tree], pipe: Pipeline, encoders: Sequence[str]
+) -> Tree:
+    """The tree with `change(layers, index)` in place of each module's layers."""
+    index = _layer_index(pipe.llm_layers).reshape(pipe.chunks, pipe.stages, -1)
+    llm = {**tree["llm"], "layers": change(tree["llm"]["layers"], index)}
+    changed = {}
+    for name, encoder in zip(encoders, pipe.encoders, strict=True):
+        part = tree["encoders"][name]
+        changed[name] = {**part, "layers": change(part["layers"], _layer_index(encoder.layers))}
+    return {**tree, "llm": llm, "encoders": changed}

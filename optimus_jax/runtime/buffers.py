@@ -34,6 +34,16 @@ def put(buffer: jax.Array, value: jax.Array, slot: jax.Array, *index: jax.Array 
     return lax.dynamic_update_slice(buffer, value, (*start, *(0,) * (buffer.ndim - len(start))))
 
 
+def keep(buffers: Any, values: Any, slot: jax.Array, *index: jax.Array | int) -> Any:
+    """The tree of buffers with a tree of values in a slot of each."""
+    return jax.tree.map(lambda b, v: put(b, v, slot, *index), buffers, values)
+
+
+def kept_at(buffers: Any, slot: jax.Array, *index: jax.Array | int) -> Any:
+    """The tree of values in a slot of each of a tree of buffers."""
+    return jax.tree.map(lambda b: get(b, slot, *index), buffers)
+
+
 def _address(buffer: jax.Array, slot: jax.Array) -> jax.Array:
     return jnp.where(slot < 0, buffer.shape[0] - 1, slot)
 

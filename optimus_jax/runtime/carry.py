@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +10,38 @@ import jax.numpy as jnp
 from optimus_jax.models.weights import Params
 from optimus_jax.schedule.program import Columns
 
+Kept = dict[str, Any]  # by name, an array or a tuple of them
+
+
+class EncoderCarry(NamedTuple):
+    """An encoder's slots. Dimensions: p own positions, P all of them, width the encoder's.
+
+    `feature` [slots, unit rows, P, D] and `hidden` [slots, unit rows, p, width] hold values on
+    their way; `saved` [slots, layers + 1, unit rows, p, width] the inputs of a stage's layers, the
+    last entry an output; `kept` [slots, layers, ...] what a backward does not compute again.
+    """
+
+    feature: jax.Array
+    hidden: jax.Array
+    saved: jax.Array
+    kept: Kept
+
 
 class Carry(NamedTuple):
     """What the ticks update in place.
 
-    `wire` [slots, rows, T, D] and `feature` [slots, unit rows, P, D] hold values on their way;
-    `saved` [slots, layers + 1, rows, T, D] and `encoder` [slots, layers + 1, unit rows, P, width]
-    the inputs of layers, the last entry an output. `grads` are float32 sums. `nans` counts tasks
-    and exchanges with NaN in the first element of their result. Every loop of a tick derives it
-    from what it computed, so none can be moved past another: only then does XLA update a buffer in
-    place that an earlier loop reads (a plain counter will not do, XLA takes it out of the loops).
+    `wire` [slots, rows, t, D] holds LLM values on their way, `saved` [slots, layers + 1, rows, t, D]
+    and `kept` are as an encoder's, with t the tensor shard's own positions. `grads` are sums over
+    microbatches. `nans` counts tasks and exchanges with NaN in the first element of their result.
+    Every loop of a tick derives it from what it computed, so none can be moved past another: only
+    then does XLA update a buffer in place that an earlier loop reads (a plain counter will not do,
+    XLA takes it out of the loops).
     """
 
     wire: jax.Array
-    feature: jax.Array
     saved: jax.Array
-    encoder: jax.Array
+    kept: Kept
+    encoders: tuple[EncoderCarry, ...]
     grads: Params
     loss: jax.Array
     nans: jax.Array
@@ -33,6 +49,24 @@ class Carry(NamedTuple):
     def after(self, result: jax.Array) -> Carry:
         """The carry with `result`'s NaN counted."""
         return self._replace(nans=self.nans + jnp.isnan(result.ravel()[0]))
+
+    def encoder(self, k: int, **changed: object) -> Carry:
+        """The carry with some of encoder k's slots replaced."""
+        parts = list(self.encoders)
+        parts[k] = parts[k]._replace(**changed)
+        return self._replace(encoders=tuple(parts))
+
+    def add(self, path: tuple[str, ...], values: Params) -> Carry:
+        """The carry with the gradients `values` added to those at `path`."""
+        part = self.grads
+        for name in path:
+            part = part[name]
+        total = jax.tree.map(lambda t, v: t + v.astype(t.dtype), part, values)
+        return self.with_grads(path, total)
+
+    def with_grads(self, path: tuple[str, ...], values: Params) -> Carry:
+        """The carry with the gradients at `path` replaced."""
+        return self._replace(grads=_with(self.grads, path, values))
 
 
 class Row(dict[str, jax.Array]):
@@ -48,3 +82,9 @@ class Row(dict[str, jax.Array]):
     def at(self, zero: jax.Array) -> Row:
         """The same row for use in the loop that `zero` is from (see buffers.when)."""
         return Row(self.table + zero, self.columns)
+
+
+def _with(tree: Params, path: tuple[str, ...], value: Params) -> Params:
+    """The tree with the part at `path` replaced."""
+    first, *rest = path
+    return {**tree, first: _with(tree[first], tuple(rest), value) if rest else value}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optimus_jax.parallel.mesh import PIPE
+from optimus_jax.parallel.mesh import Axes
 from optimus_jax.runtime.carry import Carry
 
 MARKS = 3  # a tick's begin, the end of its task, the end of its exchange
@@ -26,10 +26,11 @@ class Clock:
     def __init__(self) -> None:
         self.times: dict[int, list[float]] = defaultdict(list)
 
-    def note(self, c: Carry) -> Carry:
-        """The carry, once the host has noted the time; runs inside shard_map."""
+    def note(self, c: Carry, pipe: Axes) -> Carry:
+        """The carry, once the host has noted the time; runs inside shard_map, where `pipe` are the
+        axes of the stages."""
         shape = jax.ShapeDtypeStruct((), jnp.float32)
-        which = jnp.stack([lax.axis_index(PIPE), c.nans])
+        which = jnp.stack([lax.axis_index(pipe), c.nans])
         return c.after(jax.pure_callback(self._note, shape, which))
 
     def _note(self, which: jax.Array) -> np.float32:

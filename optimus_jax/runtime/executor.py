@@ -1,15 +1,18 @@
 """Runs a Program: one shard_map over the grid, all axes manual, one scan over the ticks.
 
-At each tick a device runs the task that its row names, then one exchange moves data over the links
-of one pattern, the same on every device. Tasks may hold collectives over axes inside a stage only,
-since only there do all members run the same kind at the same tick; exchanges and reductions over
-replicas stand outside the tasks. The tables are inputs: another schedule of the same shape does not
+Before the ticks every device gathers the weights that it computes with, after them the gradients
+are summed into the shards of their replicas (ZeRO-1); encoder tasks may run beside both. At each
+tick a device runs the task that its row names, then one exchange moves data over the links of one
+pattern, the same on every device. Tasks may hold collectives over axes inside a stage only, since
+only there do all members run the same kind at the same tick; exchanges and reductions over replicas
+stand outside the tasks. The tables are inputs: another schedule of the same shape does not
 recompile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,33 +24,46 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from optimus_jax.models.mllm import Batch, Mllm
+from optimus_jax.models.region import POLICIES, SEQUENTIAL, Region
 from optimus_jax.models.weights import Params
-from optimus_jax.parallel import sharding
-from optimus_jax.parallel.mesh import GRID_AXES, PIPE, Meshes
-from optimus_jax.parallel.reduction import reduce_gradients
-from optimus_jax.parallel.stages import stage_axes
-from optimus_jax.runtime import buffers
+from optimus_jax.parallel import layout
+from optimus_jax.parallel.mesh import Axes, Meshes
+from optimus_jax.parallel.reduction import TOGETHER, gather, reduce_gradients
+from optimus_jax.parallel.stages import stage_axes, stage_tree
+from optimus_jax.parallel.tensor import TensorRegion
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.carry import Carry, Row
 from optimus_jax.runtime.clock import Clock
 from optimus_jax.runtime.emulation import Sleeps
-from optimus_jax.runtime.tasks import Tasks
-from optimus_jax.schedule.program import KINDS, Columns, Program, Slots, alphabet
+from optimus_jax.runtime.encoder_tasks import EncoderTasks
+from optimus_jax.runtime.llm_tasks import LlmTasks
+from optimus_jax.runtime.tick import Tick
+from optimus_jax.schedule.program import Columns, Program, Slots
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Kind, Pipeline
+from optimus_jax.schedule.task import Pipeline
 
-Task = Callable[[Carry, Row], Carry]
+Tables = tuple[jax.Array, ...]
 
-BATCH_SPECS = {name: Spec("dp") for name in ("image", "tokens", "targets", "weights")}
-TABLE_SPECS = Spec(None, PIPE), Spec()
+
+@dataclasses.dataclass(frozen=True)
+class ModulePlan:
+    """How one module computes, beside its place on the grid: see config.ParallelConfig."""
+
+    sequence_parallel: bool = True
+    recompute: str = "full"
 
 
 @dataclasses.dataclass(frozen=True)
 class Executor:
     """What the compiled step depends on; `slots` and the number of ticks come from a Program.
 
-    `rows` of one microbatch. With `poison`, NaN goes wherever nothing is meant to arrive. Without
-    `reduce`, gradients are left as each device has them (to show that the checks notice). With
-    `emulate`, every task is a sleep. With a `clock`, every tick notes when its parts begin and end.
+    `rows` of one microbatch. `plans` says by module ("llm" and the encoders' names) how it
+    computes. Weights of which a device holds `zero` bytes or more are cut over their replicas (None:
+    none are). `gradients` is the dtype of the sums over microbatches. With `fuse`, Programs may have
+    fused tasks; without `tied`, work beside collectives is not bound to them. With `poison`, NaN
+    goes wherever nothing is meant to arrive. Without `reduce`, gradients are left as each device has
+    them (to show that the checks notice). With `emulate`, every task is a sleep. With a `clock`,
+    every tick notes when its parts begin and end.
     """
 
     model: Mllm
@@ -55,20 +71,40 @@ class Executor:
     meshes: Meshes
     slots: Slots
     rows: int
+    plans: dict[str, ModulePlan] = dataclasses.field(default_factory=dict)
+    zero: float | None = TOGETHER
+    gradients: str = "float32"
+    fuse: bool = False
+    tied: bool = True
     poison: bool = False
     reduce: bool = True
     emulate: Durations | None = None
     clock: Clock | None = None
 
     @property
-    def axes(self) -> Params:
-        """Logical axes of the staged weights."""
-        return stage_axes(self.model.axes())
+    def encoders(self) -> tuple[str, ...]:
+        """The encoders' names, in the order of the pipeline's and the grid's."""
+        return tuple(self.model.config.encoders)
+
+    @functools.cached_property
+    def layouts(self) -> Params:
+        """How the staged weights lie on the devices."""
+        shapes = jax.eval_shape(
+            lambda key: stage_tree(self.model.init(key), self.pipe, self.encoders),
+            jax.random.key(0),
+        )
+        axes = stage_axes(self.model.axes(), self.pipe, self.encoders)
+        sequence = {name: self.plan(name).sequence_parallel for name in ("llm", *self.encoders)}
+        least = float("inf") if self.zero is None else self.zero / 4
+        return layout.layouts(axes, shapes, self.meshes.grid, sequence, least)
 
     @property
     def param_specs(self) -> Params:
-        """How the staged weights are cut over the grid."""
-        return sharding.grid_specs(self.axes)
+        """How the staged master weights are cut over the grid."""
+        return layout.specs(self.layouts)
+
+    def plan(self, module: str) -> ModulePlan:
+        return self.plans.get(module, ModulePlan())
 
     @property
     def calls_host(self) -> bool:
@@ -79,166 +115,206 @@ class Executor:
         """Where the staged weights lie: each module's on its own mesh."""
         if self.calls_host:
             return jax.tree.map(
-                lambda spec: NamedSharding(self.meshes.grid, spec), self.param_specs
+                lambda spec: NamedSharding(self.meshes.mesh, spec), self.param_specs
             )
-        return sharding.shardings(self.axes, self.meshes)
+        return layout.shardings(self.layouts, self.meshes)
 
-    def gradients(
-        self, params: Params, batch: Batch, table: jax.Array, pattern: jax.Array
+    def loss_and_gradients(
+        self, masters: Params, batch: Batch, *tables: jax.Array
     ) -> tuple[jax.Array, Params, jax.Array]:
-        """Loss and float32 gradients of staged weights, equal to those of Mllm.loss; and [1] the
-        number of tasks and exchanges on this device that gave NaN.
+        """Loss and gradients of staged weights, equal to those of Mllm.loss; and [1] the number of
+        tasks and exchanges on this device that gave NaN.
 
         Runs inside shard_map: all arrays are local shards, the gradients those of the whole batch.
         """
-        params = self._own_stage(params)
+        table, pattern, prologue, epilogue = tables
         batch = {name: x[0] for name, x in batch.items()}
         weight = lax.psum(jnp.sum(batch["weights"]), "dp")
-        tasks: Tasks | Sleeps = Tasks(self.model, self.model.cast(params), batch, 1 / weight)
+        gathered = functools.partial(gather, dtype=self.model.config.dtype)
+        with jax.named_scope("gather_encoders"):
+            encoders = gathered(masters["encoders"], self.layouts["encoders"])
+        own = self._encoder_tasks(encoders, batch)
+        c = self._carry(masters, batch)
+
+        def llm(masters: Params) -> Params:
+            with jax.named_scope("gather_llm"):
+                return gathered(masters, self.layouts["llm"])
+
+        tick = functools.partial(self._tick, own)
+        weights, c = self._beside(llm, masters["llm"], tick(None), prologue[:, 0], c)
+        tasks = self._llm_tasks(weights, batch, 1 / weight, own)
+        c, _ = lax.scan(lambda c, x: (tick(tasks).run(c, *x), None), c, (table[:, 0], pattern))
+        if not self.reduce:
+            _, c = self._beside(None, None, tick(None), epilogue[:, 0], c)
+            return self._loss(c), self._with_stages(c.grads), c.nans[None]
+
+        def scatter(grads: Params) -> Params:
+            with jax.named_scope("scatter_llm"):
+                grads = self._with_stages({"llm": grads})["llm"]
+                return reduce_gradients(grads, self.layouts["llm"])
+
+        llm_grads, rest = c.grads["llm"], {**c.grads, "llm": {}}
+        reduced, c = self._beside(
+            scatter, llm_grads, tick(None), epilogue[:, 0], c._replace(grads=rest)
+        )
+        with jax.named_scope("scatter_encoders"):
+            grads = self._with_stages({"encoders": c.grads["encoders"]})["encoders"]
+            grads = reduce_gradients(grads, self.layouts["encoders"])
+        return self._loss(c), {"llm": reduced, "encoders": grads}, c.nans[None]
+
+    def _beside(
+        self, collective: Callable[[Any], Any] | None, x: Any, tick: Tick, rows: jax.Array, c: Carry
+    ) -> tuple[Any, Carry]:
+        """A collective's result, and the carry after the encoder tasks of `rows`, which run beside
+        it: barriers on both sides tie the two together."""
+        if not len(rows):
+            return (collective(x) if collective else x), c
+        tied = self.tied and collective is not None
+        if tied:
+            x, c = lax.optimization_barrier((x, c))
+        scope = "paired" if tied else "unpaired"
+        with jax.named_scope(scope):
+            y = collective(x) if collective else x
+        c, _ = lax.scan(lambda c, row: (tick.tasks_only(c, row), None), c, rows)
+        return lax.optimization_barrier((y, c)) if tied else (y, c)
+
+    # What the step is made of.
+
+    def region(self, module: str) -> Region:
+        """Where a module's layers meet the other tensor shards."""
+        grid = self.meshes.grid
+        axes = grid.tensor if module == "llm" else grid.shards_of(self.encoders.index(module))
+        axes = tuple(a for a in axes if grid.shape[a] > 1)
+        size = grid.extent(axes)
+        if size == 1:
+            return SEQUENTIAL
+        return TensorRegion(axes, size, self.plan(module).sequence_parallel)
+
+    def lanes(self, encoder: int) -> tuple[Axes, int]:
+        """The axes along which the tensor shards of a stage share an encoder unit's pictures, and
+        how many they are."""
+        grid = self.meshes.grid
+        axes = tuple(a for a in grid.lanes_of(encoder) if grid.shape[a] > 1)
+        return axes, grid.extent(axes)
+
+    def _encoder_tasks(self, params: Params, batch: Batch) -> tuple[EncoderTasks, ...]:
+        found = []
+        for k, (name, sizes) in enumerate(zip(self.encoders, self.pipe.encoders, strict=True)):
+            axes, lanes = self.lanes(k)
+            x = batch[self.model.config.encoders[name].input]
+            part = params[name]
+            found.append(
+                EncoderTasks(
+                    self.model,
+                    k,
+                    name,
+                    {**part, "layers": jax.tree.map(lambda w: w[0], part["layers"])},
+                    x.reshape(x.shape[0], sizes.units, lanes, -1, *x.shape[2:]),
+                    lax.axis_index(axes) if axes else 0,
+                    self.region(name),
+                    POLICIES[self.plan(name).recompute],
+                )
+            )
+        return tuple(found)
+
+    def _llm_tasks(
+        self, params: Params, batch: Batch, scale: jax.Array, encoders: tuple[EncoderTasks, ...]
+    ) -> LlmTasks:
+        return LlmTasks(
+            self.model,
+            {**params, "layers": jax.tree.map(lambda w: w[:, 0], params["layers"])},
+            batch,
+            scale,
+            self.region("llm"),
+            POLICIES[self.plan("llm").recompute],
+            encoders,
+            self.pipe.encoders,
+            tuple(self.lanes(k) for k in range(len(encoders))),
+            self.fuse,
+            self.tied,
+        )
+
+    def _carry(self, masters: Params, batch: Batch) -> Carry:
+        return slot_buffers.make(self, masters, batch)
+
+    def _tick(self, encoders: tuple[EncoderTasks, ...], llm: LlmTasks | None) -> Tick:
+        grid = self.meshes.grid
+        own: Any = encoders
         if self.emulate is not None:
-            tasks = Sleeps(self.emulate, self.pipe)
-        carry, _ = lax.scan(
-            lambda c, tick: (self._tick(tasks, c, *tick), None),
-            self._carry(params),
-            (table[:, 0], pattern),
-        )
-        return *self._reduce(carry), carry.nans[None]
-
-    def _carry(self, params: Params) -> Carry:
-        c, s, pipe = self.model.config, self.slots, self.pipe
-        unit_rows, dtype = self.rows // pipe.units, c.dtype
-        llm = self.rows, c.sequence, c.llm.width
-        return Carry(
-            wire=buffers.make(s.wire, llm, dtype),
-            feature=buffers.make(s.feature, (unit_rows, c.image_tokens, c.llm.width), dtype),
-            saved=buffers.make(s.saved, (max(pipe.llm_layers) + 1, *llm), dtype),
-            encoder=buffers.make(
-                s.encoder,
-                (pipe.encoder_layers + 1, unit_rows, c.image_tokens, c.encoder.width),
-                dtype,
-            ),
-            grads=jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), params),
-            loss=jnp.zeros((), jnp.float32),
-            nans=jnp.zeros((), jnp.int32),
-        )
-
-    def carry_shapes(self, params: Params) -> list[tuple[int, ...]]:
-        """Shapes of one device's slots and gradient sums, for staged weights `params`."""
-
-        def local(x: jax.Array, spec: Spec) -> jax.ShapeDtypeStruct:
-            where = NamedSharding(self.meshes.grid, spec)
-            return jax.ShapeDtypeStruct(where.shard_shape(x.shape), x.dtype)
-
-        shards = jax.tree.map(local, params, self.param_specs)
-        carry = jax.eval_shape(lambda p: self._carry(self._own_stage(p)), shards)
-        return [x.shape for x in jax.tree.leaves(carry) if x.ndim]
+            one = functools.partial(Sleeps, self.emulate, self.pipe, grid.pipe)
+            own = tuple(one(number=k) for k in range(len(encoders)))
+            llm = llm and one()  # type: ignore[assignment]
+        return Tick(llm, own, self.pipe, grid.pipe, self.poison, self.clock)
 
     @staticmethod
-    def _own_stage(params: Params) -> Params:
-        """The shards without the dimension of stages, of which a device has one."""
-        layers = jax.tree.map(lambda w: w[:, 0], params["llm"]["layers"])
-        return {**params, "llm": {**params["llm"], "layers": layers}}
+    def _with_stages(grads: Params) -> Params:
+        """Gradients of one device with the dimension of stages again, as the weights have it."""
+        made = {}
+        if "llm" in grads:
+            layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
+            made["llm"] = {**grads["llm"], "layers": layers}
+        if "encoders" in grads:
+            made["encoders"] = {
+                name: {**part, "layers": jax.tree.map(lambda g: g[None], part["layers"])}
+                for name, part in grads["encoders"].items()
+            }
+        return made
 
-    def _tick(self, tasks: Tasks | Sleeps, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
-        named = Row(row, Columns(self.pipe.units))
-        c = self._note(c)
-        # readers of a buffer before its writers: F and EB read features, B and EF write them
-        for kind, task in (
-            (Kind.F, tasks.forward),
-            (Kind.EB, tasks.encoder_backward),
-            (Kind.B, tasks.backward),
-            (Kind.EF, tasks.encoder_forward),
-        ):
-
-            def run(zero: jax.Array, c: Carry, task: Task = task) -> Carry:
-                return task(c, named.at(zero))
-
-            c = buffers.when(named.kind == KINDS[kind], run, c)
-        return self._note(self._exchange(self._note(c), named, pattern))
-
-    def _note(self, c: Carry) -> Carry:
-        return c if self.clock is None else self.clock.note(c)
-
-    def _exchange(self, c: Carry, row: Row, pattern: jax.Array) -> Carry:
-        """Only the payload of one class passes through the switch over patterns."""
-        patterns = alphabet(self.pipe)
-        count = sum(not p.features for p in patterns)  # feature patterns stand last
-
-        def move(features: bool, payload: jax.Array) -> jax.Array:
-            kept = [p for p in patterns if p.features == features and p.links]
-            first = count if features else 1
-            branches = [
-                lambda x, links=p.links: lax.ppermute(
-                    x, PIPE, [pair for a, b in sorted(links) for pair in ((a, b), (b, a))]
-                )
-                for p in kept
-            ]
-            return lax.switch(pattern - first, branches, payload)
-
-        def arrive(buffer: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
-            if self.poison:
-                value = jnp.where(slot < 0, jnp.nan, value)
-            return buffers.put(buffer, value, slot)
-
-        def llm(_: jax.Array, c: Carry) -> Carry:
-            value = move(False, buffers.get(c.wire, row.send))
-            c = c._replace(wire=arrive(c.wire, value, row.receive))
-            return c.after(jnp.where(row.receive < 0, 0, value))  # nothing came, or trash
-
-        def feature(_: jax.Array, c: Carry) -> Carry:
-            sent = [buffers.get(c.feature, slot) for slot in row.feature_send]
-            values, buffer = move(True, jnp.stack(sent)), c.feature
-            for k, slot in enumerate(row.feature_receive):
-                buffer = arrive(buffer, values[k], slot)
-            return c._replace(feature=buffer).after(
-                jnp.where(row.feature_receive[0] < 0, 0, values[0])
-            )
-
-        if count > 1:
-            c = buffers.when((pattern > 0) & (pattern < count), llm, c)
-        if len(patterns) > count:
-            c = buffers.when(pattern >= count, feature, c)
-        return c
-
-    def _reduce(self, c: Carry) -> tuple[jax.Array, Params]:
-        """Loss and gradients of the whole batch, with the dimension of stages again."""
-        loss, grads = lax.psum(c.loss, ("dp", *PIPE)), c.grads
-        if self.reduce:
-            grads = reduce_gradients(grads)
-        layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
-        return loss, {**grads, "llm": {**grads["llm"], "layers": layers}}
+    def _loss(self, c: Carry) -> jax.Array:
+        """The loss of the whole batch; only the last stage has some."""
+        return lax.psum(c.loss, ("dp", *self.meshes.grid.pipe))
 
     def gradient_step(self, compiler_options: dict[str, Any] | None = None) -> Any:
-        """jit of (params, batch, table, pattern) -> (loss, gradients, NaN count of each device)."""
+        """jit of (params, batch, *tables) -> (loss, gradients, NaN count of each device)."""
+        out = self.param_specs if self.reduce else layout.specs(self.layouts, master=False)
         mapped = jax.shard_map(
-            self.gradients,
-            mesh=self.meshes.grid,
-            in_specs=(self.param_specs, BATCH_SPECS, *TABLE_SPECS),
-            out_specs=(Spec(), self.param_specs, Spec(GRID_AXES)),
+            self.loss_and_gradients,
+            mesh=self.meshes.mesh,
+            in_specs=(self.param_specs, self.batch_specs, *self.table_specs),
+            out_specs=(Spec(), out, Spec(self.meshes.grid.axes)),
             check_vma=False,
         )
         return jax.jit(mapped, compiler_options=compiler_options)
 
-    def place_tables(self, program: Program) -> tuple[jax.Array, jax.Array]:
+    # What it is fed with.
+
+    @property
+    def table_specs(self) -> tuple[Spec, ...]:
+        """Of the table, the patterns, the prologue and the epilogue."""
+        rows = Spec(None, self.meshes.grid.pipe)
+        return rows, Spec(), rows, rows
+
+    @property
+    def batch_specs(self) -> dict[str, Spec]:
+        inputs = {e.input for e in self.model.config.encoders.values()}
+        return dict.fromkeys(("tokens", "targets", "weights", *sorted(inputs)), Spec("dp"))
+
+    @property
+    def columns(self) -> Columns:
+        return Columns(self.pipe)
+
+    def row(self, table: jax.Array) -> Row:
+        return Row(table, self.columns)
+
+    def place_tables(self, program: Program) -> Tables:
         """The program's tables on the devices."""
+        tables = program.table, program.pattern, program.prologue, program.epilogue
         return tuple(
-            put_global(x, NamedSharding(self.meshes.grid, spec))
-            for x, spec in zip((program.table, program.pattern), TABLE_SPECS, strict=True)
-        )  # type: ignore[return-value]
+            put_global(x, NamedSharding(self.meshes.mesh, spec))
+            for x, spec in zip(tables, self.table_specs, strict=True)
+        )
 
     def place_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """A global batch [rows of all replicas, ...] on the devices, cut as `batch_shape` says."""
-        mesh = self.meshes.grid if self.calls_host else self.meshes.llm
+        """A global batch [rows of all replicas, ...] on the devices, as `batch_shape` says."""
+        mesh = self.meshes.mesh if self.calls_host else self.meshes.llm
         return {
-            name: put_global(self.batch_shape(name, x), NamedSharding(mesh, Spec("dp")))
-            for name, x in batch.items()
+            name: put_global(self.batch_shape(batch[name]), NamedSharding(mesh, spec))
+            for name, spec in self.batch_specs.items()
         }
 
-    def batch_shape(self, name: str, x: np.ndarray) -> np.ndarray:
-        """[B, ...] as [dp, M, rows, ...], images as [dp, M, units, unit rows, ...]."""
-        dp = self.meshes.grid.shape["dp"]
-        cut = (self.pipe.units, self.rows // self.pipe.units) if name == "image" else (self.rows,)
-        return x.reshape(dp, self.pipe.microbatches, *cut, *x.shape[1:])
+    def batch_shape(self, x: np.ndarray) -> np.ndarray:
+        """[B, ...] as [dp, M, rows, ...]."""
+        return x.reshape(self.meshes.grid.dp, self.pipe.microbatches, self.rows, *x.shape[1:])
 
 
 def put_global(x: np.ndarray, where: NamedSharding) -> jax.Array:

@@ -16,10 +16,9 @@ from optimus_jax.config import TrainConfig
 from optimus_jax.models.weights import Params
 from optimus_jax.optimizer import clip, global_norm, make_optimizer
 from optimus_jax.parallel import sharding
-from optimus_jax.parallel.mesh import GRID_AXES
 from optimus_jax.parallel.stages import stage_tree, unstage_tree
 from optimus_jax.runtime.compilation import quick_compile
-from optimus_jax.runtime.executor import BATCH_SPECS, TABLE_SPECS, Executor
+from optimus_jax.runtime.executor import Executor
 
 
 class TrainState(NamedTuple):
@@ -35,7 +34,7 @@ def map_weights(function: Callable[[Any], Any], tree: Any, others: Callable[[Any
     and the optimiser's moments), and `others` to every other leaf."""
 
     def is_weights(x: Any) -> bool:
-        return isinstance(x, dict) and x.keys() >= {"encoder", "projector", "llm"}
+        return isinstance(x, dict) and x.keys() == {"encoders", "llm"}
 
     def one(x: Any) -> Any:
         return function(x) if is_weights(x) else others(x)
@@ -59,7 +58,7 @@ class Trainer:
         on the devices while it is moved there or back."""
 
         def stored(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            where = sharding.storage_sharding(x.shape, self.executor.meshes.grid)
+            where = sharding.storage_sharding(x.shape, self.executor.meshes.mesh)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
         return jax.tree.map(stored, jax.eval_shape(self._initial, jax.random.key(0)))
@@ -68,7 +67,7 @@ class Trainer:
         """Shardings of the staged state, each module on its own mesh."""
         weights = self.executor.weight_shardings()
         state = jax.eval_shape(self._initial, jax.random.key(0))
-        whole = NamedSharding(self.executor.meshes.grid, Spec())
+        whole = NamedSharding(self.executor.meshes.mesh, Spec())
         return map_weights(lambda _: weights, state, lambda _: whole)
 
     def init(self) -> TrainState:
@@ -95,32 +94,36 @@ class Trainer:
     def _unstage(self) -> Callable[[TrainState], TrainState]:
         where = jax.tree.map(lambda x: x.sharding, self.abstract())
         return jax.jit(
-            lambda s: map_weights(lambda w: unstage_tree(w, self.executor.pipe), s, lambda x: x),
+            lambda s: map_weights(lambda w: self._unstaged(w), s, lambda x: x),
             out_shardings=where,
             compiler_options=quick_compile(),
         )
 
     def _staged(self, state: TrainState) -> TrainState:
-        return map_weights(lambda w: stage_tree(w, self.executor.pipe), state, lambda x: x)
+        ex = self.executor
+        return map_weights(lambda w: stage_tree(w, ex.pipe, ex.encoders), state, lambda x: x)
+
+    def _unstaged(self, weights: Params) -> Params:
+        return unstage_tree(weights, self.executor.pipe, self.executor.encoders)
 
     def train_step(self, compiler_options: dict[str, Any] | None = None) -> Any:
-        """jit of (state, batch, table, pattern) -> (state, metrics); the old state is given up.
+        """jit of (state, batch, *tables) -> (state, metrics); the old state is given up.
 
         Metrics: loss, gradient norm before clipping, and the NaN count of each device.
         """
         specs = self.executor.param_specs
         shapes = jax.eval_shape(self._initial, jax.random.key(0))
         state_specs = map_weights(lambda _: specs, shapes, lambda _: Spec())
-        metric_specs = {"loss": Spec(), "grad_norm": Spec(), "nans": Spec(GRID_AXES)}
+        metric_specs = {"loss": Spec(), "grad_norm": Spec(), "nans": Spec(self.executor.meshes.grid.axes)}
         mapped = jax.shard_map(
             self._update,
-            mesh=self.executor.meshes.grid,
-            in_specs=(state_specs, BATCH_SPECS, *TABLE_SPECS),
+            mesh=self.executor.meshes.mesh,
+            in_specs=(state_specs, self.executor.batch_specs, *self.executor.table_specs),
             out_specs=(state_specs, metric_specs),
             check_vma=False,
         )
-        grid = self.executor.meshes.grid
-        metrics = {name: NamedSharding(grid, spec) for name, spec in metric_specs.items()}
+        mesh = self.executor.meshes.mesh
+        metrics = {name: NamedSharding(mesh, spec) for name, spec in metric_specs.items()}
         return jax.jit(
             mapped,
             out_shardings=(self.shardings(), metrics),
@@ -129,9 +132,9 @@ class Trainer:
         )
 
     def _update(
-        self, state: TrainState, batch: Any, table: jax.Array, pattern: jax.Array
+        self, state: TrainState, batch: Any, *tables: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        loss, grads, nans = self.executor.gradients(state.params, batch, table, pattern)
+        loss, grads, nans = self.executor.loss_and_gradients(state.params, batch, *tables)
         norm = global_norm(grads, self.executor.param_specs)
         updates, optimizer = self.tx.update(
             clip(grads, norm, self.config.clip), state.optimizer, state.params

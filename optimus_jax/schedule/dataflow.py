@@ -15,8 +15,22 @@ class Content(enum.StrEnum):
     GRADIENT = "gradient"  # loss gradient of the output of virtual stage `place`
     FEATURE = "feature"  # projected features of unit `place`
     FEATURE_GRADIENT = "feature gradient"  # loss gradient of the features of unit `place`
-    HIDDEN = "hidden"  # output of encoder layer `layer` - 1 of unit `place`; stays on its device
+    HIDDEN = "hidden"  # output of encoder layer `layer` - 1 of unit `place`
     HIDDEN_GRADIENT = "hidden gradient"  # loss gradient of the same
+
+
+class Payload(NamedTuple):
+    """What one exchange moves: values of the LLM ("llm"), or an encoder's features ("feature") or
+    hidden states between its stages ("hidden"), and their gradients the other way."""
+
+    content: str
+    encoder: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.content}{f' of encoder {self.encoder}' if self.encoder else ''}"
+
+
+LLM = Payload("llm")
 
 
 class Value(NamedTuple):
@@ -24,24 +38,44 @@ class Value(NamedTuple):
     microbatch: int
     place: int
     layer: int = 0
+    encoder: int = 0
 
     @property
     def is_feature(self) -> bool:
-        """Feature-shaped, as against LLM-shaped."""
         return self.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
 
     @property
     def is_hidden(self) -> bool:
-        """Lives in the saved state of its encoder unit and never moves."""
         return self.content in (Content.HIDDEN, Content.HIDDEN_GRADIENT)
+
+    @property
+    def payload(self) -> Payload:
+        """The class of exchanges that can move it."""
+        if self.is_feature:
+            return Payload("feature", self.encoder)
+        return Payload("hidden", self.encoder) if self.is_hidden else LLM
 
     def __str__(self) -> str:
         place = f"unit {self.place}" if self.is_feature or self.is_hidden else f"stage {self.place}"
         layer = f" layer {self.layer}" if self.is_hidden else ""
-        return f"{self.content} of microbatch {self.microbatch} {place}{layer}"
+        encoder = f" of encoder {self.encoder}" if self.encoder else ""
+        return f"{self.content}{encoder} of microbatch {self.microbatch} {place}{layer}"
 
 
 Values = tuple[Value, ...]
+
+
+def is_kept(value: Value, pipe: Pipeline) -> bool:
+    """Whether a value lives in the saved state of its encoder unit: a hidden state inside a stage.
+    One between two stages moves."""
+    if not value.is_hidden:
+        return False
+    layers, first = pipe.encoders[value.encoder].layers, 0
+    for n in layers:
+        first += n
+        if value.layer <= first:
+            return value.layer < first
+    return True
 
 
 def reads_and_writes(
@@ -51,34 +85,52 @@ def reads_and_writes(
 
     `encoded` are the microbatches with encoder work; the first stage's F of the others reads
     nothing. The last virtual stage's F computes the loss and writes the gradient of its own output.
+    A fused task reads and writes what both its parts do, those of the LLM first.
     """
-    i = task.microbatch
     if task.kind.is_encoder:
-        units, (first, end) = pipe.units_of(task), pipe.layers_of(task)
-        if task.kind == Kind.EF:
-            inner, outer = Content.HIDDEN, Content.FEATURE
-        else:
-            inner, outer = Content.HIDDEN_GRADIENT, Content.FEATURE_GRADIENT
-        if end == pipe.encoder_layers:
-            above = tuple(Value(outer, i, u) for u in units)
-        else:
-            above = tuple(Value(inner, i, u, end) for u in units)
-        below = tuple(Value(inner, i, u, first) for u in units) if first else ()
-        return (below, above) if task.kind == Kind.EF else (above, below)
+        return of_encoder(task, device, pipe)
+    reads, writes = of_llm(task, device, pipe, encoded)
+    if task.inside:
+        more = of_encoder(task.inside, device, pipe)
+        return reads + more[0], writes + more[1]
+    return reads, writes
 
-    v, last = task.chunk * pipe.stages + device, pipe.virtual_stages - 1
-    units = tuple(range(pipe.units)) if i in encoded else ()
+
+def of_encoder(task: Task, device: int, pipe: Pipeline) -> tuple[Values, Values]:
+    """What an encoder task reads and writes, also inside a stage."""
+    i, k = task.microbatch, task.encoder
+    units, (first, end) = pipe.units_of(task), pipe.layers_of(task, device)
+    if task.kind == Kind.EF:
+        inner, outer = Content.HIDDEN, Content.FEATURE
+    else:
+        inner, outer = Content.HIDDEN_GRADIENT, Content.FEATURE_GRADIENT
+    if end == pipe.encoders[k].total:
+        above = tuple(Value(outer, i, u, 0, k) for u in units)
+    else:
+        above = tuple(Value(inner, i, u, end, k) for u in units)
+    below = tuple(Value(inner, i, u, first, k) for u in units) if first else ()
+    return (below, above) if task.kind == Kind.EF else (above, below)
+
+
+def of_llm(
+    task: Task, device: int, pipe: Pipeline, encoded: frozenset[int]
+) -> tuple[Values, Values]:
+    """What an LLM task reads and writes."""
+    i, v, last = task.microbatch, task.chunk * pipe.stages + device, pipe.virtual_stages - 1
+
+    def features(content: Content) -> Values:
+        return tuple(
+            Value(content, i, u, 0, k)
+            for k, encoder in enumerate(pipe.encoders if i in encoded else ())
+            for u in range(encoder.units)
+        )
+
+    first = v == pipe.first_stage
     if task.kind == Kind.F:
-        if v == 0:
-            taken = tuple(Value(Content.FEATURE, i, u) for u in units)
-        else:
-            taken = (Value(Content.ACTIVATION, i, v),)
+        taken = features(Content.FEATURE) if first else (Value(Content.ACTIVATION, i, v),)
         made = Value(Content.GRADIENT, i, v) if v == last else Value(Content.ACTIVATION, i, v + 1)
         return taken, (made,)
-    if v == 0:
-        given = tuple(Value(Content.FEATURE_GRADIENT, i, u) for u in units)
-    else:
-        given = (Value(Content.GRADIENT, i, v - 1),)
+    given = features(Content.FEATURE_GRADIENT) if first else (Value(Content.GRADIENT, i, v - 1),)
     return (Value(Content.GRADIENT, i, v),), given
 
 
@@ -136,11 +188,23 @@ class Dataflow:
             if value not in self.producer:
                 raise ScheduleError(f"{task} on device {device} reads {value}: nothing makes it")
             other, maker = self.producer[value]
-            if value.is_hidden and other != device:
+            if not value.is_hidden:
+                continue
+            if is_kept(value, self.pipe):
+                if other != device:
+                    raise ScheduleError(
+                        f"{task} on device {device} continues {maker} of device {other}:"
+                        " an encoder unit stays on its device"
+                    )
+            elif abs(other - device) != 1 or not self._one_pipeline(value, device, other):
                 raise ScheduleError(
                     f"{task} on device {device} continues {maker} of device {other}:"
-                    " an encoder unit stays on its device"
+                    " an encoder unit stays in its pipeline"
                 )
+
+    def _one_pipeline(self, value: Value, device: int, other: int) -> bool:
+        of = self.pipe.pipeline_of
+        return of(value.encoder, device) == of(value.encoder, other)
 
     def moves(self, value: Value) -> bool:
         """Whether `value` is consumed on another device than it is produced on."""

@@ -1,8 +1,8 @@
 """Dependency points between encoder and LLM, and the paper's global ordering.
 
-F_i is the time at which the LLM needs the features of microbatch i: the start of the first chunk's
-forward on the first stage. B_i is the time at which their gradient is there: the end of the first
-chunk's backward on the first stage. With EF_i and EB_i for the last end of encoder forwards and the
+F_i is the time at which the LLM needs the features of microbatch i: the start of its first forward,
+on the first stage. B_i is the time at which their gradient is there: the end of its last backward.
+ With EF_i and EB_i for the last end of encoder forwards and the
 first start of encoder backwards of microbatch i, a schedule must keep EF_i <= F_i and EB_i >= B_i
 (Optimus, arXiv 2408.03505, sections 3.1 and 4.3).
 """
@@ -41,37 +41,45 @@ class DependencyPoints:
 
 def dependency_points(timing: Timing) -> DependencyPoints:
     points = DependencyPoints({}, {}, {}, {})
-    for device, task, start, end in timing.log:
-        if not isinstance(task, Task):
+    for _, item, start, end in timing.log:
+        if not isinstance(item, Task):
             continue
-        i = task.microbatch
-        if task.kind == Kind.EF:
-            points.EF[i] = max(points.EF.get(i, end), end)
-        elif task.kind == Kind.EB:
-            points.EB[i] = min(points.EB.get(i, start), start)
-        elif device == 0 and task.chunk == 0:
-            if task.kind == Kind.F:
-                points.F[i] = start
+        for task in (item.llm_part, item.encoder_part):
+            if task is None:
+                continue
+            i = task.microbatch
+            starts, ends = {Kind.F: points.F, Kind.EB: points.EB}, {Kind.B: points.B}
+            if task.kind in starts:
+                earliest = starts[task.kind]
+                earliest[i] = min(earliest.get(i, start), start)
             else:
-                points.B[i] = end
+                latest = ends.get(task.kind, points.EF)
+                latest[i] = max(latest.get(i, end), end)
     return points
 
 
 def order_globally(schedule: Schedule, timing: Timing) -> Schedule:
-    """Renames the encoder's microbatches so that the i-th to finish forward feeds the i-th that the
+    """Renames an encoder's microbatches so that the i-th to finish forward feeds the i-th that the
     LLM takes: the encoder's finish order, not the data order, decides (section 4.3, figure 13).
 
     For schedules whose encoder backwards stand after the LLM's tasks: one between them could come
     to stand before the backward that it waits for."""
-    points = dependency_points(timing)
-    finished = sorted(points.EF, key=lambda i: (points.EF[i], i))
-    needed = sorted(finished, key=lambda i: (points.F[i], i))
-    name = dict(zip(finished, needed, strict=True))
+    needs = dependency_points(timing).F
+    ends: dict[int, dict[int, float]] = {}
+    for _, item, _, end in timing.log:
+        if isinstance(item, Task) and item.kind == Kind.EF:
+            of_encoder = ends.setdefault(item.encoder, {})
+            of_encoder[item.microbatch] = max(of_encoder.get(item.microbatch, end), end)
+    name: dict[tuple[int, int], int] = {}
+    for encoder, times in ends.items():
+        finished = sorted(times, key=lambda i: (times[i], i))
+        needed = sorted(finished, key=lambda i: (needs[i], i))
+        name |= {(encoder, i): j for i, j in zip(finished, needed, strict=True)}
 
     def rename(task: Task) -> Task:
         if not task.kind.is_encoder:
             return task
-        return dataclasses.replace(task, microbatch=name[task.microbatch])
+        return dataclasses.replace(task, microbatch=name[task.encoder, task.microbatch])
 
     orders: Orders = tuple(tuple(map(rename, order)) for order in schedule.orders)
     return Schedule(schedule.pipeline, orders)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from optimus_jax.schedule.dataflow import Content, Dataflow, Value
+from optimus_jax.schedule.dataflow import LLM, Dataflow, Value
 from optimus_jax.schedule.simulate import (
     Durations,
     Exchange,
@@ -87,9 +87,10 @@ def place_exchanges(schedule: Schedule, durations: Durations) -> Placement:
     Between the value's production and its use, take the pair of boundaries with the least delay. Of
     pairs without delay take the earliest for activations and gradients, the latest for features and
     theirs, and let values share an exchange: one of each way for the LLM, up to `units` each way
-    for features. Where every pair delays, take the one that lengthens the step least. Values are
-    placed in the order of their production; if the step then takes longer than with asynchronous
-    transfers, also LLM values first, and in the order of use, and the best is kept.
+    for features and hidden states. Where every pair delays, take the one that lengthens the step
+    least. Values are placed in the order of their production; if the step then takes longer than
+    with asynchronous transfers, also LLM values first, and in the order of use, and the best is
+    kept.
 
     Raises ScheduleError if a value finds no place without a cycle.
     """
@@ -131,7 +132,7 @@ def _by_production(value: Value, made: float, used: float) -> tuple[float, ...]:
 
 
 def _llm_first(value: Value, made: float, used: float) -> tuple[float, ...]:
-    return value.is_feature, made
+    return value.payload != LLM, made
 
 
 def _by_use(value: Value, made: float, used: float) -> tuple[float, ...]:
@@ -170,7 +171,7 @@ class _Placing:
             shared.values.append(value)
             return
         meetings = self._meetings(value, sender, receiver, made, used)
-        exchange = Exchange((min(sender, receiver), max(sender, receiver)), value.is_feature)
+        exchange = Exchange((min(sender, receiver), max(sender, receiver)), value.payload)
         exchange.values.append(value)
         if meetings[0].delay == 0:
             self._insert(exchange, meetings[0], sender, receiver)
@@ -193,14 +194,16 @@ class _Placing:
         self, value: Value, sender: int, receiver: int, made: int, used: int
     ) -> Exchange | None:
         """The first exchange between the same devices, at the right time, with room this way."""
-        room = self.schedule.pipeline.units if value.is_feature else 1
+        payload = value.payload
+        encoders = self.schedule.pipeline.encoders
+        room = 1 if payload == LLM else encoders[payload.encoder].units
         open_at_receiver = {
             id(x) for x in self.sequences[receiver][:used] if isinstance(x, Exchange)
         }
         for item in self.sequences[sender][made + 1 :]:
             if (
                 isinstance(item, Exchange)
-                and item.features == value.is_feature
+                and item.payload == payload
                 and receiver in item.pair
                 and id(item) in open_at_receiver
                 and sum(self.flow.producer[v][0] == sender for v in item.values) < room
@@ -212,10 +215,13 @@ class _Placing:
         self, value: Value, sender: int, receiver: int, made: int, used: int
     ) -> list[_Meeting]:
         """Pairs of boundaries that overlap or come next to it, best first."""
-        left = self._windows(sender, made + 1, len(self.sequences[sender]))
-        right = self._windows(receiver, 0, used)
+        # none beside the gathering of weights
+        ahead = self.timing.beside.ahead
+        first = max(made + 1, ahead[sender])
+        left = self._windows(sender, first, len(self.sequences[sender]))
+        right = self._windows(receiver, ahead[receiver], used)
         starts, ends = [w.start for w in right], [w.end for w in right]
-        found, travel = [], self.durations.travel(value.is_feature)
+        found, travel = [], self.durations.travel(value.payload)
         for a in left:
             # the receiver's windows that overlap, and one more on each side
             low = bisect.bisect_left(ends, a.start - _EPSILON) - 1
@@ -228,7 +234,7 @@ class _Placing:
                     if over > _EPSILON or (window.strict and over > -_EPSILON):
                         delay = max(delay, over, _EPSILON)
                 found.append(_Meeting(delay, at, a.position, b.position))
-        late = value.content in (Content.FEATURE, Content.FEATURE_GRADIENT)
+        late = value.is_feature
         return sorted(found, key=lambda m: (round(m.delay, 9), -m.at if late else m.at))
 
     def _priced(
@@ -242,7 +248,7 @@ class _Placing:
         """
         if len(self.timing.log) < sum(map(len, self.sequences)):  # exchanges without delay are new
             self.timing = simulate(self.sequences, self.flow, self.durations)
-        tails, travel = self._tails(), self.durations.travel(exchange.features)
+        tails, travel = self._tails(), self.durations.travel(exchange.payload)
         priced = []
         for m in meetings:
             rest = max(tails[sender][m.sender], tails[receiver][m.receiver])
@@ -253,12 +259,17 @@ class _Placing:
     def _tails(self) -> list[list[float]]:
         """For every item of every device, the longest way from its start to the end of the step,
         and 0 for the end of the sequence."""
-        tails: list[list[float]] = [[0.0] for _ in self.sequences]  # last item first
+        scatter, overlap = self.durations.scatter, self.durations.overlap
+        behind = self.timing.beside.behind
+        # last item first
+        tails = [[0.0 if overlap else scatter] for _ in self.sequences]
         entered: dict[int, float] = {}  # exchanges of which one device is done
         moved = {v for s in self.sequences for x in s if isinstance(x, Exchange) for v in x.values}
         use: dict[Value, float] = {}
         for device, item, start, end in reversed(self.timing.log):
             rest = tails[device][-1]
+            if overlap and len(self.sequences[device]) - len(tails[device]) == behind[device] - 1:
+                rest = max(rest, scatter)
             if isinstance(item, Exchange):
                 tail = rest + end - start
                 if id(item) in entered:
@@ -270,7 +281,7 @@ class _Placing:
                 for value in writes:
                     if value in use and value not in moved:
                         moves = self.flow.moves(value)
-                        away = self.durations.travel(value.is_feature) if moves else 0.0
+                        away = self.durations.travel(value.payload) if moves else 0.0
                         rest = max(rest, use[value] + away)
                 tail = rest + end - start
                 use.update(dict.fromkeys(reads, tail))
@@ -282,13 +293,15 @@ class _Placing:
         windows = []
         for k in range(first, last + 1):
             start = intervals[k - 1][1] if k else 0.0
+            if k == self.timing.beside.ahead[device]:
+                start = max(start, self.durations.gather)
             following = sequence[k] if k < len(sequence) else None
             end = intervals[k][0] if following is not None else float("inf")
             windows.append(_Window(start, end, k, isinstance(following, Exchange)))
         return windows
 
     def _insert(self, exchange: Exchange, meeting: _Meeting, sender: int, receiver: int) -> None:
-        interval = meeting.at, meeting.at + self.durations.travel(exchange.features)
+        interval = meeting.at, meeting.at + self.durations.travel(exchange.payload)
         for device, position in ((sender, meeting.sender), (receiver, meeting.receiver)):
             self.sequences[device].insert(position, exchange)
             self.timing.intervals[device].insert(position, interval)

@@ -19,7 +19,7 @@ def gpipe(pipe: Pipeline) -> Orders:
         raise ScheduleError(f"gpipe runs one chunk for each stage, got {pipe.chunks}")
     forwards = [Task(Kind.F, i) for i in range(pipe.microbatches)]
     backwards = [Task(Kind.B, i) for i in range(pipe.microbatches)]
-    return (tuple(forwards + backwards),) * pipe.stages
+    return _held((tuple(forwards + backwards),) * pipe.stages, pipe)
 
 
 def one_f_one_b(pipe: Pipeline) -> Orders:
@@ -63,7 +63,15 @@ def one_f_one_b(pipe: Pipeline) -> Orders:
         for k in range(total - warmup):
             order += [forward(warmup + k), backward(k)]
         orders.append(tuple(order + [backward(k) for k in range(total - warmup, total)]))
-    return tuple(orders)
+    return _held(tuple(orders), pipe)
+
+
+def _held(orders: Orders, pipe: Pipeline) -> Orders:
+    """Without tasks of virtual stages that have no layers."""
+    return tuple(
+        tuple(task for task in order if pipe.runs(device, task.chunk))
+        for device, order in enumerate(orders)
+    )
 
 
 ORDERS: dict[str, Callable[[Pipeline], Orders]] = {"1f1b": one_f_one_b, "gpipe": gpipe}

@@ -34,20 +34,25 @@ class Kind(enum.StrEnum):
 _NOTATION = re.compile(
     r"(?P<kind>EF|EB|F|B)(?P<microbatch>\d+)"
     r"(?:c(?P<chunk>\d+))?"
+    r"(?:e(?P<encoder>\d+))?"
     r"(?:\.(?P<units>\d+(?:\+\d+)*))?"
     r"(?:\[(?P<first>\d+):(?P<end>\d+)\))?"
 )
+_BESIDE = {Kind.F: Kind.EF, Kind.B: Kind.EB}  # what a fused task may have inside
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One kind of work on one microbatch.
 
-    `units` are the encoder units of the microbatch that the task covers, () meaning all of them;
-    `layers` is the encoder layer range [first, end), None meaning all layers.
+    `units` are the units of the microbatch that a task of encoder `encoder` covers, () meaning all
+    of them; `layers` is its range [first, end) of the encoder's layers, None meaning all that the
+    device's stage of the encoder has. A fused task is an LLM task that runs the encoder task
+    `inside` between its own layers.
 
     Written `F3` (microbatch 3), `F3c1` (its chunk 1), `EF2` (all units of microbatch 2), `EF2.1`
-    (its unit 1), `EF2.0+1` (two of its units), `EF2.1[0:4)` (layers 0 to 3 only).
+    (its unit 1), `EF2.0+1` (two of its units), `EF2.1[0:4)` (layers 0 to 3 only), `EF2e1.1` (of
+    encoder 1), `F3|EF5.1[0:4)` (fused).
     """
 
     kind: Kind
@@ -55,25 +60,53 @@ class Task:
     chunk: int = 0
     units: tuple[int, ...] = ()
     layers: tuple[int, int] | None = None
+    encoder: int = 0
+    inside: Task | None = None
 
     def __str__(self) -> str:
         chunk = f"c{self.chunk}" if self.chunk else ""
+        encoder = f"e{self.encoder}" if self.encoder else ""
         units = "." + "+".join(map(str, self.units)) if self.units else ""
         layers = f"[{self.layers[0]}:{self.layers[1]})" if self.layers else ""
-        return f"{self.kind}{self.microbatch}{chunk}{units}{layers}"
+        inside = f"|{self.inside}" if self.inside else ""
+        return f"{self.kind}{self.microbatch}{chunk}{encoder}{units}{layers}{inside}"
+
+    @property
+    def llm_part(self) -> Task | None:
+        """The task without what is inside; None for an encoder task."""
+        if self.kind.is_encoder:
+            return None
+        return dataclasses.replace(self, inside=None) if self.inside else self
+
+    @property
+    def encoder_part(self) -> Task | None:
+        """The encoder task that it is or has inside."""
+        return self if self.kind.is_encoder else self.inside
 
     @classmethod
     def parse(cls, text: str) -> Task:
         """The task that prints as `text`. Raises ScheduleError for anything else."""
+        llm, bar, encoder = text.partition("|")
+        if not bar:
+            return cls._parse_one(text)
+        outer, inside = cls._parse_one(llm), cls._parse_one(encoder)
+        if inside.kind != _BESIDE.get(outer.kind):
+            raise ScheduleError(f"{text!r}: only an EF goes into an F, and only an EB into a B")
+        if len(inside.units) > 1:
+            raise ScheduleError(f"{text!r}: one unit goes into an LLM task, not {inside.units}")
+        return dataclasses.replace(outer, inside=inside)
+
+    @classmethod
+    def _parse_one(cls, text: str) -> Task:
         match = _NOTATION.fullmatch(text)
         if not match:
             raise ScheduleError(
-                f"{text!r} is not a task; tasks look like F3, B3c1, EF2.1, EB2.0+1[0:4)"
+                f"{text!r} is not a task; tasks look like F3, B3c1, EF2.1, EB2e1.0+1[0:4)"
             )
         kind = Kind(match["kind"])
         if kind.is_encoder and match["chunk"]:
             raise ScheduleError(f"{text!r}: encoder tasks have no chunk")
-        if not kind.is_encoder and (match["units"] or match["first"]):
+        if not kind.is_encoder and (match["units"] or match["first"] or match["encoder"]):
             raise ScheduleError(f"{text!r}: only encoder tasks have units and layers")
         task = cls(
             kind,
@@ -81,6 +114,7 @@ class Task:
             int(match["chunk"] or 0),
             tuple(map(int, match["units"].split("+"))) if match["units"] else (),
             (int(match["first"]), int(match["end"])) if match["first"] else None,
+            int(match["encoder"] or 0),
         )
         if str(task) != text:
             raise ScheduleError(f"{text!r} is not how a task is written, {str(task)!r} is")
@@ -90,52 +124,150 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderPipeline:
+    """Sizes of the pipelines of one encoder.
+
+    `layers` of each stage; their number divides the LLM's stages. With fewer encoder layers than
+    stages the last ones have none (of one single pipeline, for the method `balanced`). A
+    microbatch's pictures are cut into `units` equal units, 0 standing for as many as there are
+    pipelines, so that all can share one microbatch.
+    """
+
+    layers: tuple[int, ...] = (1,)
+    units: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        filled = self.layers[: self.last + 1] if any(self.layers) else ()
+        if not filled or min(self.layers) < 0 or 0 in filled or self.units < 0:
+            raise ScheduleError(
+                "sizes of an encoder must be positive; only its last stages may have no layers:"
+                f" got {self}"
+            )
+
+    @property
+    def stages(self) -> int:
+        return len(self.layers)
+
+    @property
+    def total(self) -> int:
+        """Layers of the whole encoder."""
+        return sum(self.layers)
+
+    @property
+    def last(self) -> int:
+        """The last stage that has layers: there the projector stands."""
+        return max((s for s, n in enumerate(self.layers) if n), default=0)
+
+    def first_layer(self, stage: int) -> int:
+        """Number of a stage's first layer in the whole encoder."""
+        return sum(self.layers[:stage])
+
+
+@dataclasses.dataclass(frozen=True)
 class Pipeline:
     """Sizes of one LLM pipeline and of the encoder pipelines on its devices.
 
     Virtual stage v = chunk * stages + stage holds `llm_layers[v]` layers and runs on device
-    v % stages. A microbatch's images are cut into `units` equal encoder units, as many as there are
-    encoder pipelines, so that all can share one microbatch. Here every device holds a whole encoder
-    and is an encoder pipeline; any of them may run any unit.
+    v % stages. The first ones may have none: the LLM then begins at `first_stage`, on the device
+    `entry`, where the features are needed. Pipeline j of an encoder with p stages takes devices
+    j * p to j * p + p - 1; any pipeline may run any unit. `cap` > 0: at most so many microbatches'
+    worth of saved encoder state for each device and encoder.
     """
 
     stages: int
     microbatches: int
     chunks: int = 1
-    units: int = 0  # 0 stands for `stages`
     llm_layers: tuple[int, ...] = ()  # () stands for one layer in each virtual stage
-    encoder_layers: int = 1
+    encoders: tuple[EncoderPipeline, ...] = (EncoderPipeline(),)
+    cap: int = 0
 
     def __post_init__(self) -> None:
-        sizes = (self.stages, self.microbatches, self.chunks, self.encoder_layers)
-        if min(sizes) < 1 or self.units < 0 or min(self.llm_layers, default=0) < 0:
+        sizes = (self.stages, self.microbatches, self.chunks)
+        if min(sizes) < 1 or min(self.llm_layers, default=0) < 0 or self.cap < 0:
             raise ScheduleError(f"sizes of a pipeline must be positive, got {self}")
-        if not self.units:
-            object.__setattr__(self, "units", self.stages)
         layers = tuple(self.llm_layers) or (1,) * self.virtual_stages
         object.__setattr__(self, "llm_layers", layers)
-        if len(self.llm_layers) != self.virtual_stages:
+        if len(layers) != self.virtual_stages:
             raise ScheduleError(
-                f"{len(self.llm_layers)} layer counts for {self.virtual_stages} virtual stages"
+                f"{len(layers)} layer counts for {self.virtual_stages} virtual stages"
                 f" ({self.stages} stages x {self.chunks} chunks)"
             )
+        if not any(layers):
+            raise ScheduleError(f"the LLM has no layers: {layers}")
+        encoders = []
+        for k, encoder in enumerate(self.encoders):
+            if self.stages % encoder.stages:
+                near = [n for n in range(1, self.stages + 1) if not self.stages % n]
+                raise ScheduleError(
+                    f"encoder {k} has {encoder.stages} stages, which do not divide the LLM's"
+                    f" {self.stages}; {', '.join(map(str, near))} would"
+                )
+            units = encoder.units or self.stages // encoder.stages
+            encoders.append(dataclasses.replace(encoder, units=units))
+        object.__setattr__(self, "encoders", tuple(encoders))
 
     @property
     def virtual_stages(self) -> int:
         return self.stages * self.chunks
 
+    @functools.cached_property
+    def first_stage(self) -> int:
+        """The first virtual stage with layers."""
+        return next(v for v, n in enumerate(self.llm_layers) if n)
+
+    @property
+    def entry(self) -> int:
+        """The device on which the LLM begins: there the features are needed."""
+        return self.first_stage % self.stages
+
+    def runs(self, device: int, chunk: int) -> bool:
+        """Whether the LLM has work there."""
+        return chunk * self.stages + device >= self.first_stage
+
+    def pipelines(self, encoder: int) -> int:
+        """How many pipelines an encoder has."""
+        return self.stages // self.encoders[encoder].stages
+
+    def devices_of(self, encoder: int, pipeline: int) -> range:
+        """The devices of one of an encoder's pipelines, in the order of its stages, without those
+        that have no layers."""
+        first = pipeline * self.encoders[encoder].stages
+        return range(first, first + self.encoders[encoder].last + 1)
+
+    def pipeline_of(self, encoder: int, device: int) -> int:
+        """The encoder's pipeline that a device belongs to."""
+        return device // self.encoders[encoder].stages
+
+    def stage_layers(self, encoder: int, device: int) -> tuple[int, int]:
+        """The layers [first, end) of an encoder that a device holds."""
+        sizes = self.encoders[encoder]
+        stage = device % sizes.stages
+        first = sizes.first_layer(stage)
+        return first, first + sizes.layers[stage]
+
     def units_of(self, task: Task) -> tuple[int, ...]:
         """The units that an encoder task covers, written out."""
-        return task.units or tuple(range(self.units))
+        return task.units or tuple(range(self.encoders[task.encoder].units))
 
-    def layers_of(self, task: Task) -> tuple[int, int]:
-        """The encoder layers [first, end) that an encoder task covers, written out."""
-        return task.layers or (0, self.encoder_layers)
+    def layers_of(self, task: Task, device: int) -> tuple[int, int]:
+        """The encoder layers [first, end) that an encoder task on a device covers, written out."""
+        return task.layers or self.stage_layers(task.encoder, device)
 
-    def short(self, task: Task) -> Task:
+    def units_cap(self, encoder: int) -> int | None:
+        """Of how many units a device may hold saved state at once; None without a cap."""
+        if not self.cap:
+            return None
+        return -(-self.cap * self.encoders[encoder].units // self.pipelines(encoder))
+
+    def short(self, task: Task, device: int) -> Task:
         """The task as it is written short: all units as (), all layers as None."""
-        whole = task.units == tuple(range(self.units))
-        every = task.layers == (0, self.encoder_layers)
+        if task.inside:
+            return dataclasses.replace(task, inside=self.short(task.inside, device))
+        if not task.kind.is_encoder:
+            return task
+        whole = task.units == tuple(range(self.encoders[task.encoder].units))
+        every = task.layers == self.stage_layers(task.encoder, device)
         return dataclasses.replace(
             task,
             units=() if whole else task.units,
@@ -177,4 +309,5 @@ class Schedule:
     @functools.cached_property
     def encoded(self) -> frozenset[int]:
         """Microbatches whose images are encoded; the others get features of zero."""
-        return frozenset(t.microbatch for o in self.orders for t in o if t.kind == Kind.EF)
+        parts = (task.encoder_part for order in self.orders for task in order)
+        return frozenset(part.microbatch for part in parts if part and part.kind == Kind.EF)

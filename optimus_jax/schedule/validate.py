@@ -2,64 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
-from optimus_jax.schedule.dataflow import Dataflow, Value, Values
-from optimus_jax.schedule.program import NONE, Program, alphabet
+from optimus_jax.schedule.columns import NONE
+from optimus_jax.schedule.complete import check_complete as check_complete
+from optimus_jax.schedule.dataflow import LLM, Dataflow, Value, Values, is_kept, of_encoder, of_llm
+from optimus_jax.schedule.program import Program, alphabet
+from optimus_jax.schedule.slots import state_of_encoder, state_of_llm
 from optimus_jax.schedule.task import Kind, Schedule, ScheduleError, Task
 
-
-def check_complete(schedule: Schedule) -> None:
-    """Raises ScheduleError unless each LLM task stands once on each device, and the encoder tasks
-    of every encoded microbatch cover each unit and layer once forward and once backward."""
-    pipe = schedule.pipeline
-    wanted = {
-        Task(kind, i, chunk)
-        for kind in (Kind.F, Kind.B)
-        for i in range(pipe.microbatches)
-        for chunk in range(pipe.chunks)
-    }
-    covered: Counter[tuple[Kind, int, int, int]] = Counter()
-    homes: dict[tuple[int, int], int] = {}
-    if len(schedule.orders) != pipe.stages:
-        raise ScheduleError(f"{len(schedule.orders)} orders for {pipe.stages} devices")
-    for device, order in enumerate(schedule.orders):
-        counts = Counter(task for task in order if not task.kind.is_encoder)
-        for task in sorted(wanted | counts.keys(), key=str):
-            if counts[task] != (task in wanted):
-                raise ScheduleError(
-                    f"{task} stands {counts[task]} times on device {device},"
-                    f" wanted {int(task in wanted)}"
-                )
-        for task in order:
-            if not task.kind.is_encoder:
-                continue
-            units, (begin, end) = pipe.units_of(task), pipe.layers_of(task)
-            if max(units) >= pipe.units or not 0 <= begin < end <= pipe.encoder_layers:
-                raise ScheduleError(
-                    f"{task} on device {device}: there are {pipe.units} units and"
-                    f" {pipe.encoder_layers} layers"
-                )
-            for unit in units:
-                place = homes.setdefault((task.microbatch, unit), device)
-                if place != device:
-                    raise ScheduleError(
-                        f"{task} stands on device {device}, but unit {unit} of microbatch"
-                        f" {task.microbatch} is on device {place}, where its saved inputs are"
-                    )
-                for layer in range(begin, end):
-                    covered[task.kind, task.microbatch, unit, layer] += 1
-    for kind in (Kind.EF, Kind.EB):
-        for i in sorted(schedule.encoded | {i for _, i, _, _ in covered}):
-            for unit in range(pipe.units):
-                for layer in range(pipe.encoder_layers):
-                    count = covered[kind, i, unit, layer]
-                    if count != 1:
-                        raise ScheduleError(
-                            f"{kind}{i}.{unit} runs layer {layer} {count} times, wanted 1"
-                        )
+_Pool = tuple[str, int]  # name, encoder
 
 
 def validate(program: Program, schedule: Schedule) -> None:
@@ -74,35 +26,62 @@ def validate(program: Program, schedule: Schedule) -> None:
             f"tables of {program.table.shape} and {program.pattern.shape}, wanted {shape}"
             f" and {shape[:1]}"
         )
+    for name, rows in (("prologue", program.prologue), ("epilogue", program.epilogue)):
+        if rows.shape[1:] != shape[1:]:
+            raise ScheduleError(f"{name} of {rows.shape}, wanted rows of {shape[1:]}")
     check_complete(schedule)
-    orders = tuple(tuple(map(schedule.pipeline.short, order)) for order in schedule.orders)
-    _Replay(program, Schedule(schedule.pipeline, orders)).run()
+    pipe = schedule.pipeline
+    orders = tuple(
+        tuple(pipe.short(task, device) for task in order)
+        for device, order in enumerate(schedule.orders)
+    )
+    _Replay(program, Schedule(pipe, orders)).run()
 
 
 class _Replay:
     def __init__(self, program: Program, schedule: Schedule):
         self.program, self.schedule = program, schedule
         self.flow = Dataflow.of(schedule)
-        self.live: list[dict[tuple[str, int], object]] = [{} for _ in schedule.orders]
+        self.live: list[dict[tuple[_Pool, int], object]] = [{} for _ in schedule.orders]
         self.done = [0] * len(schedule.orders)
         self.where = ""
 
     def run(self) -> None:
+        self._rows("prologue")
         for tick in range(self.program.ticks):
             for device in range(self.program.pipeline.stages):
                 self.where = f"tick {tick} device {device}"
                 task = self.program.task(tick, device)
                 if task is not None:
-                    self._order(task, device)
-                    self._task(task, device, self.program.table[tick, device])
+                    self._run(task, device, self.program.table[tick, device])
             self._exchange(tick)
+        self._rows("epilogue")
         for device, order in enumerate(self.schedule.orders):
             if self.done[device] < len(order):
                 raise ScheduleError(f"device {device} never runs {order[self.done[device]]}")
             for (pool, slot), value in self.live[device].items():
-                raise ScheduleError(f"device {device} ends with {value} in {pool} slot {slot}")
+                raise ScheduleError(
+                    f"device {device} ends with {value} in {_words(pool)} slot {slot}"
+                )
 
-    def _order(self, task: Task, device: int) -> None:
+    def _rows(self, part: str) -> None:
+        """Rows beside a collective over replicas: encoder tasks alone, and nothing moves."""
+        table, at = getattr(self.program, part), self.program.columns
+        for number, rows in enumerate(table):
+            for device, row in enumerate(rows):
+                self.where = f"{part} row {number} device {device}"
+                for name in ("send", "receive", "e_send", "e_receive"):
+                    if (np.atleast_1d(row[at[name]]) != NONE).any():
+                        raise ScheduleError(f"{self.where} sends or receives, but has no exchange")
+                task = self.program.task_beside(part, number, device)
+                if task is None:
+                    continue
+                wanted = Kind.EF if part == "prologue" else Kind.EB
+                if task.kind != wanted:
+                    raise ScheduleError(f"{self.where}: {task} is no {wanted.words}")
+                self._run(task, device, row)
+
+    def _run(self, task: Task, device: int, row: np.ndarray) -> None:
         order, done = self.schedule.orders[device], self.done[device]
         if task in order[:done]:
             raise ScheduleError(f"{self.where}: {task} runs a second time")
@@ -110,61 +89,102 @@ class _Replay:
             wanted = order[done] if done < len(order) else "nothing more"
             raise ScheduleError(f"{self.where}: {task} runs where the schedule has {wanted}")
         self.done[device] += 1
+        self._task(task, device, row)
 
     def _task(self, task: Task, device: int, row: np.ndarray) -> None:
+        """Outputs first: they may not share a slot with the task's own inputs."""
         pipe, at = self.program.pipeline, self.program.columns
-        reads, writes = self.flow.io[device, task]
-        self._whole_row(task, device, row, reads, writes)
-        if task.kind.is_encoder:
-            begin, _ = pipe.layers_of(task)
-            opens = task.kind == Kind.EF and begin == 0
-            closes = task.kind == Kind.EB and begin == 0
-            for k, unit in enumerate(pipe.units_of(task)):
-                state = f"saved state of microbatch {task.microbatch} unit {unit}"
-                slot = int(row[at["encoder"]][k])
-                (self._put if opens else self._get)(device, "encoder", slot, state, keep=not closes)
-        else:
-            v = task.chunk * pipe.stages + device
-            state = f"saved state of microbatch {task.microbatch} stage {v}"
-            put = self._put if task.kind == Kind.F else self._get
-            put(device, "saved", int(row[at["saved"]]), state)
-        # outputs first: they may not share a slot with the task's own inputs
-        for name, act, values in (("write", self._put, writes), ("read", self._get, reads)):
-            for k, value in enumerate(v for v in values if not v.is_hidden):
-                cell = row[at["feature"]][k] if value.is_feature else row[at[name]]
-                act(device, _pool(value), int(cell), value)
-
-    def _whole_row(
-        self, task: Task, device: int, row: np.ndarray, reads: Values, writes: Values
-    ) -> None:
-        """What follows from task and device alone; and cells without a meaning hold nothing."""
-        pipe, at = self.program.pipeline, self.program.columns
-        features = [v for v in (*reads, *writes) if v.is_feature]
-        plain = {v for v in (*reads, *writes) if not v.is_feature and not v.is_hidden}
         wanted = at.idle_row()
-        for name in ("kind", "microbatch", "send", "receive", "feature_send", "feature_receive"):
-            wanted[at[name]] = row[at[name]]  # checked by others
-        filled: dict[str, int] = {"feature": len(features)}
-        if task.kind.is_encoder:
-            units = pipe.units_of(task)
-            wanted[at["count"]] = len(units)
-            wanted[at["begin"]], wanted[at["end"]] = pipe.layers_of(task)
-            filled |= {"encoder": len(units), "unit": len(units)}
-        else:
-            v = task.chunk * pipe.stages + device
-            wanted[at["chunk"]], wanted[at["layers"]] = task.chunk, pipe.llm_layers[v]
-            wanted[at["first"]], wanted[at["last"]] = v == 0, v == pipe.virtual_stages - 1
-            wanted[at["saved"]] = row[at["saved"]]
-            for name, values in (("read", reads), ("write", writes)):
-                if plain & set(values):
-                    wanted[at[name]] = row[at[name]]
-        for name, count in filled.items():
-            wanted[at[name]][:count] = row[at[name]][:count]
+        for name in ("send", "receive", "e_send", "e_receive"):
+            wanted[at[name]] = row[at[name]]  # checked by `_exchange`
+        moves = []
+        if task.llm_part:
+            moves.append(self._llm(task.llm_part, device, row, wanted))
+        if task.encoder_part:
+            moves.append(self._encoder(task.encoder_part, device, row, wanted))
         for name, cells in at.at.items():
             if np.any(wanted[cells] != row[cells]):
                 raise ScheduleError(
                     f"{self.where}: {task} has {name} {row[cells]}, wanted {wanted[cells]}"
                 )
+        if task.llm_part:
+            state, slot = state_of_llm(task, device, pipe), int(row[at["saved"]])
+            self._state(device, ("saved", 0), slot, state, task.kind == Kind.F, closes=True)
+        if task.encoder_part:
+            self._encoder_states(task.encoder_part, device, row)
+        for _, writes in moves:
+            for value, slot in writes:
+                self._put(device, _pool(value), slot, value)
+        for reads, _ in moves:
+            for value, slot in reads:
+                self._get(device, _pool(value), slot, value)
+
+    def _llm(self, task: Task, device: int, row: np.ndarray, wanted: np.ndarray) -> _Moves:
+        """What follows from task and device alone; cells without a meaning hold nothing."""
+        pipe, at = self.program.pipeline, self.program.columns
+        v = task.chunk * pipe.stages + device
+        wanted[at["kind"]], wanted[at["microbatch"]] = row[at["kind"]], row[at["microbatch"]]
+        wanted[at["chunk"]], wanted[at["layers"]] = task.chunk, pipe.llm_layers[v]
+        wanted[at["first"]] = v == pipe.first_stage
+        wanted[at["last"]] = v == pipe.virtual_stages - 1
+        wanted[at["saved"]] = row[at["saved"]]
+        sides = of_llm(task, device, pipe, self.flow.encoded)
+        return self._cells(row, wanted, sides, "")
+
+    def _encoder(self, task: Task, device: int, row: np.ndarray, wanted: np.ndarray) -> _Moves:
+        pipe, at = self.program.pipeline, self.program.columns
+        first, _ = pipe.stage_layers(task.encoder, device)
+        begin, end = pipe.layers_of(task, device)
+        count = len(pipe.units_of(task))
+        for name in ("e_kind", "encoder", "e_microbatch"):
+            wanted[at[name]] = row[at[name]]
+        wanted[at["count"]] = count
+        wanted[at["begin"]], wanted[at["end"]] = begin - first, end - first
+        wanted[at["embeds"]] = begin == 0
+        wanted[at["projects"]] = end == pipe.encoders[task.encoder].total
+        for name in ("unit", "e_saved"):
+            wanted[at[name]][:count] = row[at[name]][:count]
+        return self._cells(row, wanted, of_encoder(task, device, pipe), "e_")
+
+    def _cells(
+        self, row: np.ndarray, wanted: np.ndarray, sides: tuple[Values, Values], prefix: str
+    ) -> _Moves:
+        """The values that are read and written, with their slots."""
+        at, found = self.program.columns, []
+        for name, values in zip(("read", "write"), sides, strict=True):
+            cells = []
+            for k, value in enumerate(v for v in values if not is_kept(v, self.flow.pipe)):
+                where = at["feature" if not prefix and value.is_feature else prefix + name]
+                if isinstance(where, slice):
+                    where = where.start + k
+                wanted[where] = row[where]
+                cells.append((value, int(row[where])))
+            found.append(cells)
+        return found[0], found[1]
+
+    def _encoder_states(self, task: Task, device: int, row: np.ndarray) -> None:
+        pipe, at, k = self.program.pipeline, self.program.columns, task.encoder
+        begin, _ = pipe.layers_of(task, device)
+        at_start = begin == pipe.stage_layers(k, device)[0]
+        pool, cap = ("encoder", k), pipe.units_cap(k)
+        for n, unit in enumerate(pipe.units_of(task)):
+            slot = int(row[at["e_saved"]][n])
+            opens = task.kind == Kind.EF and at_start
+            self._state(device, pool, slot, state_of_encoder(task, unit), opens, at_start)
+            live = sum(key == pool for key, _ in self.live[device])
+            if cap is not None and live > cap:
+                raise ScheduleError(
+                    f"{self.where}: {task} makes {live} units of encoder {k} with saved state, the"
+                    f" cap of {pipe.cap} microbatches allows {cap}"
+                )
+
+    def _state(
+        self, device: int, pool: _Pool, slot: int, state: str, opens: bool, closes: bool
+    ) -> None:
+        if opens:
+            self._put(device, pool, slot, state)
+        else:
+            self._get(device, pool, slot, state, keep=not closes)
 
     def _exchange(self, tick: int) -> None:
         patterns, at = alphabet(self.program.pipeline), self.program.columns
@@ -173,15 +193,15 @@ class _Replay:
             raise ScheduleError(f"tick {tick}: pattern {index} is not in the alphabet")
         pattern, rows = patterns[index], self.program.table[tick]
         partner = {a: b for a, b in pattern.links} | {b: a for a, b in pattern.links}
-        arrivals: list[tuple[int, str, int, object]] = []
+        arrivals: list[tuple[int, _Pool, int, object]] = []
+        pool = pattern.payload.content, pattern.payload.encoder
         for device, row in enumerate(rows):
             self.where = f"tick {tick} device {device}"
             other = partner.get(device)
-            for features in (False, True):
-                prefix, pool = ("feature_", "feature") if features else ("", "wire")
+            for prefix in ("", "e_"):
                 sends = np.atleast_1d(row[at[prefix + "send"]])
                 receives = np.atleast_1d(row[at[prefix + "receive"]])
-                if other is None or features != pattern.features:
+                if other is None or (prefix == "") != (pattern.payload == LLM):
                     if (sends != NONE).any() or (receives != NONE).any():
                         raise ScheduleError(
                             f"{self.where} sends or receives, but pattern {index} gives it no link"
@@ -197,39 +217,50 @@ class _Replay:
                         verb = "receives from" if receives[k] != NONE else "ignores what comes from"
                         raise ScheduleError(f"{self.where} {verb} device {other} without a match")
                     if slot != NONE:
-                        value = self._take(device, pool, int(slot))
-                        arrivals.append((other, pool, int(answers[k]), value))
-        for device, pool, slot, value in arrivals:
+                        key = pool if prefix else ("wire", 0)
+                        value = self._take(device, key, int(slot))
+                        arrivals.append((other, key, int(answers[k]), value))
+        for device, key, slot, value in arrivals:
             self.where = f"tick {tick} device {device}"
-            self._put(device, pool, slot, value)
+            self._put(device, key, slot, value)
 
-    def _put(self, device: int, pool: str, slot: int, value: object, keep: bool = False) -> None:
-        size = getattr(self.program.slots, pool)
+    def _put(self, device: int, pool: _Pool, slot: int, value: object) -> None:
+        size = self.program.slots.of(*pool)
         if not 0 <= slot < size:
             raise ScheduleError(
-                f"{self.where}: {value} is written to {pool} slot {slot}, there are {size}"
+                f"{self.where}: {value} is written to {_words(pool)} slot {slot}, there are {size}"
             )
         if (pool, slot) in self.live[device]:
             raise ScheduleError(
                 f"{self.where}: {value} overwrites {self.live[device][pool, slot]},"
-                f" still live in {pool} slot {slot}"
+                f" still live in {_words(pool)} slot {slot}"
             )
         self.live[device][pool, slot] = value
 
-    def _get(self, device: int, pool: str, slot: int, value: object, keep: bool = False) -> None:
+    def _get(self, device: int, pool: _Pool, slot: int, value: object, keep: bool = False) -> None:
         found = self.live[device].get((pool, slot), "nothing")
         if found != value:
             raise ScheduleError(
-                f"{self.where}: expected {value} in {pool} slot {slot}, found {found}"
+                f"{self.where}: expected {value} in {_words(pool)} slot {slot}, found {found}"
             )
         if not keep:
             del self.live[device][pool, slot]
 
-    def _take(self, device: int, pool: str, slot: int) -> object:
+    def _take(self, device: int, pool: _Pool, slot: int) -> object:
         if (pool, slot) not in self.live[device]:
-            raise ScheduleError(f"{self.where} sends {pool} slot {slot}, which holds nothing")
+            raise ScheduleError(
+                f"{self.where} sends {_words(pool)} slot {slot}, which holds nothing"
+            )
         return self.live[device].pop((pool, slot))
 
 
-def _pool(value: Value) -> str:
-    return "feature" if value.is_feature else "wire"
+_Moves = tuple[list[tuple[Value, int]], list[tuple[Value, int]]]  # read and written, with slots
+
+
+def _pool(value: Value) -> _Pool:
+    content, encoder = value.payload
+    return ("wire", 0) if content == "llm" else (content, encoder)
+
+
+def _words(pool: _Pool) -> str:
+    return f"{pool[0]}{f' (encoder {pool[1]})' if pool[1] else ''}"

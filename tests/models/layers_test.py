@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from optimus_jax.models import layers
+from optimus_jax.models import blocks, layers, prenorm
+from optimus_jax.models.layers import Sizes
+from optimus_jax.models.region import SEQUENTIAL
 from optimus_jax.models.weights import initialise, logical_axes
 from tests.models import slow
 from tests.models.small import quick_jit, random_like
@@ -20,7 +23,8 @@ WIDTH, HEADS, HIDDEN, LENGTH = 12, 3, 20, 5
 
 
 def block_weights(seed: int = 0) -> dict:
-    declare = lambda rngs: layers.Block(rngs, WIDTH, HEADS, HIDDEN, 2)  # noqa: E731
+    sizes = Sizes(WIDTH, HEADS, HEADS, HIDDEN, layers=2)
+    declare = lambda rngs: prenorm.Block(rngs, sizes)  # noqa: E731
     return random_like(jax.eval_shape(lambda: initialise(declare, jax.random.key(0))), seed)
 
 
@@ -49,18 +53,41 @@ def test_mlp_is_gelu_between_two_affine_maps(x: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention(x: np.ndarray, causal: bool) -> None:
-    p = block_weights()["attention"]
-    wanted = [slow.attention(p, row, causal) for row in x]
-    found = quick_jit(layers.attention, static_argnums=2)(p, x, causal)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_neighbouring_heads_share_keys_and_values(kv_heads: int, causal: bool) -> None:
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.normal(size=(2, n, LENGTH, 4)) for n in (6, kv_heads, kv_heads))
+    found = layers.attend(*map(jnp.float32, (q, k, v)), causal, SEQUENTIAL)
+    assert found.shape == (2, LENGTH, 6 * 4)
+    for row in range(2):
+        for n in range(6):
+            shared = n // (6 // kv_heads)
+            wanted = slow.mix(q[row, n], k[row, shared], v[row, shared], causal)
+            own = found[row, :, 4 * n : 4 * n + 4]
+            np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_softmax_gradients_are_those_of_jax() -> None:
+    rng = np.random.default_rng(8)
+    q, k, v = (jnp.float32(rng.normal(size=(1, 2, LENGTH, 4))) for _ in range(3))
+
+    def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        share = jax.nn.softmax(jnp.einsum("bnth,bnsh->bnts", q, k) / 2, axis=-1)
+        return jnp.einsum("bnts,bnsh->btnh", share, v).reshape(1, LENGTH, 8)
+
+    def gradients(mixed: Any) -> Any:
+        loss = lambda q, k, v: jnp.sin(3 * mixed(q, k, v)).sum()  # noqa: E731
+        return quick_jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+
+    found = gradients(lambda q, k, v: layers.attend(q, k, v, False, SEQUENTIAL))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, gradients(plain))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_block(x: np.ndarray, causal: bool) -> None:
     p = block_weights()
     wanted = [slow.block(p, row, causal) for row in x]
-    found = quick_jit(layers.block, static_argnums=2)(p, x, causal)
+    found = quick_jit(partial(blocks.run, prenorm.pieces(causal)))(p, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -84,22 +111,24 @@ def dtypes_of(name: str, jaxpr: Any) -> set[np.dtype]:
 
 
 def test_the_softmax_of_bfloat16_attention_runs_in_float32() -> None:
-    p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), block_weights()["attention"])
+    p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), block_weights())
     x = jnp.ones((1, LENGTH, WIDTH), jnp.bfloat16)
-    traced = jax.make_jaxpr(lambda p, x: layers.attention(p, x, causal=True))(p, x)
+    attention = prenorm.pieces(causal=True)[:3]
+    traced = jax.make_jaxpr(partial(blocks.run, attention))(p, x)
     assert dtypes_of("exp", traced.jaxpr) == {np.dtype("float32")}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_block_computes_in_the_dtype_it_is_given(x: np.ndarray, dtype: jnp.dtype) -> None:
     p = jax.tree.map(lambda w: jnp.asarray(w, dtype), block_weights())
-    run = lambda p, x: layers.block(p, x, causal=True)  # noqa: E731
+    run = partial(blocks.run, prenorm.pieces(causal=True))
     assert jax.eval_shape(run, p, jnp.asarray(x, dtype)).dtype == dtype
 
 
 def test_what_is_added_to_the_residual_starts_smaller_in_deep_stacks() -> None:
     def initial(layers_of_stack: int) -> Any:
-        declare = lambda rngs: layers.Block(rngs, 64, 4, 256, layers_of_stack)  # noqa: E731
+        sizes = Sizes(64, 4, 4, 256, layers_of_stack)
+        declare = lambda rngs: prenorm.Block(rngs, sizes)  # noqa: E731
         p = quick_jit(lambda key: initialise(declare, key))(jax.random.key(0))
         return jax.tree.map(np.asarray, p)
 

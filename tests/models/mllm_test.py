@@ -63,8 +63,8 @@ def test_axes_have_the_weights_structure_and_ranks() -> None:
 def test_weights_are_float32_and_stacked_by_layer() -> None:
     params = init(jax.random.key(0))
     assert {w.dtype for w in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    for part, layers in (("encoder", 3), ("llm", 2)):
-        assert {w.shape[0] for w in jax.tree.leaves(params[part]["layers"])} == {layers}
+    for part, layers in ((params["encoders"]["vision"], 3), (params["llm"], 2)):
+        assert {w.shape[0] for w in jax.tree.leaves(part["layers"])} == {layers}
     assert params["llm"]["head"]["kernel"].shape == (24, 17)
     assert params["llm"]["embed"]["token"].shape == (17, 24)
     assert params["llm"]["embed"]["position"].shape == (11, 24)
@@ -123,15 +123,15 @@ def test_pictures_matter_only_with_images() -> None:
 
     assert loss(WEIGHTS, BATCH, True) != loss(WEIGHTS, other, True)
     assert loss(WEIGHTS, BATCH, False) == loss(WEIGHTS, other, False)
-    zeros = jax.tree.map(lambda w: w * 0, WEIGHTS["projector"])
-    without = {**WEIGHTS, "projector": zeros}
+    encoder = WEIGHTS["encoders"]["vision"]
+    zeros = jax.tree.map(lambda w: w * 0, encoder["projector"])
+    without = {**WEIGHTS, "encoders": {"vision": {**encoder, "projector": zeros}}}
     assert loss(WEIGHTS, BATCH, False) == pytest.approx(loss(without, BATCH, True))
 
 
 def test_without_images_the_encoder_has_no_gradient() -> None:
     _, gradients = loss_and_gradients(WEIGHTS, BATCH, False)
-    for part in ("encoder", "projector"):
-        assert not any(np.any(g) for g in jax.tree.leaves(gradients[part]))
+    assert not any(np.any(g) for g in jax.tree.leaves(gradients["encoders"]))
     assert all(np.any(g) for g in jax.tree.leaves(gradients["llm"]))
 
 

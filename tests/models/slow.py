@@ -28,19 +28,25 @@ def mlp(p: Any, x: Array) -> Array:
     return hidden @ p["down"] + p["down_bias"]
 
 
+def mix(q_TH: Array, k_TH: Array, v_TH: Array, causal: bool) -> Array:
+    """Values of one head, mixed position by position."""
+    length, head = q_TH.shape
+    out = np.zeros((length, head))
+    for t in range(length):
+        seen = range(t + 1) if causal else range(length)
+        scores = np.array([q_TH[t] @ k_TH[s] / math.sqrt(head) for s in seen])
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        out[t] = sum(share * v_TH[s] for share, s in zip(shares, seen, strict=True))
+    return out
+
+
 def attention(p: Any, x_TD: Array, causal: bool) -> Array:
-    """Of one row: position by position, head by head."""
-    length, heads, head = len(x_TD), *p["qkv"].shape[2:]
-    out = np.zeros((length, p["out"].shape[-1]))
-    for n in range(heads):
+    """Of one row, head by head."""
+    out = np.zeros((len(x_TD), p["out"].shape[-1]))
+    for n in range(p["qkv"].shape[2]):
         q, k, v = (x_TD @ p["qkv"][:, c, n] + p["qkv_bias"][c, n] for c in range(3))
-        for t in range(length):
-            seen = range(t + 1) if causal else range(length)
-            scores = np.array([q[t] @ k[s] / math.sqrt(head) for s in seen])
-            shares = np.exp(scores - scores.max())
-            shares /= shares.sum()
-            mixed = sum(share * v[s] for share, s in zip(shares, seen, strict=True))
-            out[t] += mixed @ p["out"][n]
+        out += mix(q, k, v, causal) @ p["out"][n]
     return out + p["out_bias"]
 
 
@@ -95,11 +101,12 @@ def layers(stacked: Any) -> list[Any]:
 
 def logits(params: Any, image_HWC: Array, tokens_T: Array, patch: int, image_token: int) -> Array:
     """The whole model on one row."""
-    embed = params["encoder"]["embed"]
+    encoder = params["encoders"]["vision"]
+    embed = encoder["embed"]
     x = patches(image_HWC, patch) @ embed["kernel"] + embed["bias"] + embed["position"]
-    for p in layers(params["encoder"]["layers"]):
+    for p in layers(encoder["layers"]):
         x = block(p, x, causal=False)
-    projector = params["projector"]
+    projector = encoder["projector"]
     features = np.array([mlp(projector["mlp"], layer_norm(projector["norm"], v)) for v in x])
     x = splice(params["llm"]["embed"], tokens_T, features, image_token)
     for p in layers(params["llm"]["layers"]):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from optimus_jax.config import EncoderConfig, LlmConfig, ModelConfig
+from optimus_jax.data import noise
 from optimus_jax.models.mllm import Mllm
 
 # Without optimisation, which takes longer than it saves here.
@@ -32,6 +33,28 @@ def small_model(dtype: str = "float32") -> Mllm:
     )
 
 
+def modern_model(dtype: str = "float32") -> Mllm:
+    """Pictures and sound into a LLaMA with grouped queries: 4 + 8 image tokens and 8 of text.
+    All that may be cut over a tensor axis divides by 4."""
+    return Mllm(
+        ModelConfig(
+            dtype=dtype,
+            image_height=4,
+            image_width=4,
+            text_length=8,
+            encoder=EncoderConfig(2, width=16, heads=4, hidden=28, patch=2, block="vit22b"),
+            projector_hidden=20,
+            llm=LlmConfig(2, width=48, heads=8, hidden=36, block="llama", kv_heads=4),
+            vocabulary=24,
+            audio_frames=24,
+            audio_bands=5,
+            more_encoders={
+                "sound": EncoderConfig(1, 24, heads=4, hidden=12, patch=3, input="audio")
+            },
+        )
+    )
+
+
 def random_like(shapes: Any, seed: int = 0) -> Any:
     """Random weights everywhere, also where the initial ones are 0 or 1."""
     leaves, structure = jax.tree.flatten(shapes)
@@ -47,17 +70,4 @@ def random_weights(model: Mllm, seed: int = 0) -> Any:
 
 
 def random_batch(model: Mllm, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Pictures of noise; tokens at random, the image tokens scattered among them; uneven weights,
-    about a third of them zero."""
-    c, rng = model.config, np.random.default_rng(seed)
-    shape = rows, c.sequence
-    tokens = rng.integers(c.image_token + 1, c.vocabulary, shape)
-    for row in tokens:
-        row[rng.permutation(c.sequence)[: c.image_tokens]] = c.image_token
-    size = rows, c.image_height, c.image_width, c.image_channels
-    return {
-        "image": rng.integers(0, 256, size).astype(np.uint8),
-        "tokens": tokens.astype(np.int32),
-        "targets": rng.integers(0, c.vocabulary, shape).astype(np.int32),
-        "weights": (rng.random(shape) * (rng.random(shape) < 0.7)).astype(np.float32),
-    }
+    return noise.random_batch(model.config, rows, seed)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optimus_jax.models import gpt
+from optimus_jax.models import language
 from tests.models import slow
 from tests.models.small import quick_jit, random_batch, random_weights, small_model
 
@@ -18,7 +18,7 @@ WEIGHTS = random_weights(MODEL)["llm"]
 
 
 def plain_embed(p: dict, tokens: np.ndarray, features: np.ndarray) -> jax.Array:
-    return gpt.embed(p, tokens, features, IMAGE)
+    return language.embed(p, tokens, features, IMAGE)
 
 
 embed = quick_jit(plain_embed)
@@ -90,7 +90,7 @@ def test_features_are_cast_to_the_weights_dtype() -> None:
 
 def test_scores_are_float32_of_the_vocabulary() -> None:
     x = hidden(2)
-    found = gpt.logits(WEIGHTS["head"], x)
+    found = language.logits(WEIGHTS["head"], x)
     wanted = [
         [slow.layer_norm(WEIGHTS["head"]["norm"], v) @ WEIGHTS["head"]["kernel"] for v in row]
         for row in x
@@ -98,15 +98,15 @@ def test_scores_are_float32_of_the_vocabulary() -> None:
     assert found.shape == (2, CONFIG.sequence, CONFIG.vocabulary)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     half = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), WEIGHTS["head"])
-    found = jax.eval_shape(gpt.logits, half, jnp.asarray(x, jnp.bfloat16))
+    found = jax.eval_shape(language.logits, half, jnp.asarray(x, jnp.bfloat16))
     assert found.dtype == jnp.float32
 
 
 def test_loss_is_the_weighted_sum_of_a_slow_cross_entropy() -> None:
     batch, x = random_batch(MODEL, 3), hidden(3)
-    scores = np.float64(gpt.logits(WEIGHTS["head"], x))
+    scores = np.float64(language.logits(WEIGHTS["head"], x))
     wanted = sum(map(slow.cross_entropy, scores, batch["targets"], batch["weights"]))
-    found = gpt.summed_loss(WEIGHTS["head"], x, batch["targets"], batch["weights"])
+    found = language.summed_loss(WEIGHTS["head"], x, batch["targets"], batch["weights"])
     assert found.shape == ()
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 
@@ -114,7 +114,7 @@ def test_loss_is_the_weighted_sum_of_a_slow_cross_entropy() -> None:
 def test_large_scores_do_not_overflow() -> None:
     p = {**WEIGHTS["head"], "kernel": 1000 * WEIGHTS["head"]["kernel"]}
     batch = random_batch(MODEL, 1)
-    assert np.isfinite(gpt.summed_loss(p, hidden(1), batch["targets"], batch["weights"]))
+    assert np.isfinite(language.summed_loss(p, hidden(1), batch["targets"], batch["weights"]))
 
 
 def test_positions_of_weight_zero_contribute_nothing() -> None:
@@ -123,7 +123,7 @@ def test_positions_of_weight_zero_contribute_nothing() -> None:
     assert 5 < ignored.sum() < ignored.size - 5
 
     def loss(x: jax.Array, targets: np.ndarray) -> jax.Array:
-        return gpt.summed_loss(WEIGHTS["head"], x, targets, batch["weights"])
+        return language.summed_loss(WEIGHTS["head"], x, targets, batch["weights"])
 
     other = np.where(ignored, (batch["targets"] + 1) % CONFIG.vocabulary, batch["targets"])
     assert (other != batch["targets"]).sum() == ignored.sum()

@@ -1,0 +1,338 @@
+"""Every part of the model cut over a tensor group against the same part on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as Spec
+
+from optimus_jax.models.blocks import BLOCKS, run
+from optimus_jax.models.layers import Sizes
+from optimus_jax.models.mllm import Mllm
+from optimus_jax.models.region import POLICIES, SEQUENTIAL, Kept, Recording, Region
+from optimus_jax.models.weights import initialise, logical_axes
+from optimus_jax.parallel.tensor import Collective, TensorRegion, is_partial
+from tests.models.small import modern_model, quick_jit, random_batch, random_like, random_weights
+
+AXES = ("to", "ti")
+CUT = ("heads", "hidden", "vocabulary")
+MODEL = modern_model()
+CONFIG = MODEL.config
+WEIGHTS = random_weights(MODEL)
+BATCH = random_batch(MODEL, 2)
+CASES = pytest.mark.parametrize(
+    ("tp", "sequence"), [(2, False), (2, True), (4, False), (4, True)], ids=str
+)
+
+
+def is_axes(x: Any) -> bool:
+    return isinstance(x, tuple)
+
+
+def mesh(tp: int) -> Mesh:
+    """Two axes, one after the other, so that their order counts."""
+    return Mesh(np.array(jax.devices()[:tp]).reshape(tp // 2, 2), AXES)
+
+
+def noise(*shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """`run(p, x, region)`, the place of its weights in the tree of all, and which of x and y are
+    cut along positions where the sequence is."""
+
+    run: Callable[[Any, jax.Array, Region], jax.Array]
+    place: tuple[str, ...]
+    weights: Any
+    axes: Any
+    x: np.ndarray
+    x_cut: bool = True
+    y_cut: bool = True
+
+
+def block(name: str, causal: bool) -> Part:
+    sizes = Sizes(width=48, heads=8, kv_heads=4, hidden=36, layers=2)
+    declare = partial(lambda rngs: BLOCKS[name].declare(rngs, sizes))
+    weights = random_like(jax.eval_shape(lambda: initialise(declare, jax.random.key(0))))
+    steps = BLOCKS[name].pieces(causal)
+    place = ("llm" if causal else "encoders", "layers")
+    return Part(partial(run, steps), place, weights, logical_axes(declare), noise(2, 8, 48))
+
+
+def end(run: Any, place: tuple[str, ...], x: np.ndarray, **cuts: bool) -> Part:
+    weights, axes = WEIGHTS, MODEL.axes()
+    for name in place:
+        weights, axes = weights[name], axes[name]
+    return Part(run, place, weights, axes, x, **cuts)
+
+
+def embed_input(name: str, p: Any, x: jax.Array, region: Region) -> jax.Array:
+    # a sum makes pictures too something with a gradient
+    return MODEL.embed_input(name, p, jnp.asarray(BATCH[CONFIG.encoders[name].input]), region)
+
+
+def head(p: Any, x: jax.Array, region: Region) -> jax.Array:
+    return MODEL.summed_loss(p, x, BATCH["targets"], BATCH["weights"], region)
+
+
+def embed_text(p: Any, x: jax.Array, region: Region) -> jax.Array:
+    return MODEL.embed_text(p, BATCH["tokens"], x, region)
+
+
+VISION = ("encoders", "vision")
+SOUND = ("encoders", "sound")
+LLM = CONFIG.llm.width
+PARTS = {
+    "vit": block("vit", causal=False),
+    "gpt": block("gpt", causal=True),
+    "vit22b": block("vit22b", causal=False),
+    "llama": block("llama", causal=True),
+    "pictures": end(partial(embed_input, "vision"), (*VISION, "embed"), noise(1, 4), x_cut=False),
+    "sound": end(partial(embed_input, "sound"), (*SOUND, "embed"), noise(1, 4), x_cut=False),
+    "projector": end(
+        partial(MODEL.project, "vision"), (*VISION, "projector"), noise(2, 4, 16), y_cut=False
+    ),
+    "text": end(embed_text, ("llm", "embed"), noise(2, CONFIG.image_tokens, LLM), x_cut=False),
+    "head": end(head, ("llm", "head"), noise(2, CONFIG.sequence, LLM), y_cut=False),
+}
+
+
+def value_and_gradients(part: Part, p: Any, x: jax.Array, dy: jax.Array, region: Region) -> Any:
+    y, vjp = jax.vjp(lambda p, x: part.run(p, x, region), p, x)
+    return y, *vjp(dy)
+
+
+def is_cut(axes: tuple[str | None, ...]) -> bool:
+    return any(name in CUT for name in axes)
+
+
+def weight_specs(axes: Any) -> Any:
+    def one(names: tuple[str | None, ...]) -> Spec:
+        return Spec(*(AXES if name in CUT else None for name in names))
+
+    return jax.tree.map(one, axes, is_leaf=is_axes)
+
+
+def places(tree: Any, start: tuple[str, ...]) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: (*start, *(step.key for step in path)), tree, is_leaf=is_axes
+    )
+
+
+def sharded(part: Part, tp: int, sequence: bool, make: Any = TensorRegion) -> Any:
+    """A function like value_and_gradients, over a tensor group. Weights that are not cut give one
+    gradient for each rank, [ranks, ...], after the sum over ranks where they are partial."""
+    along = Spec(None, AXES if sequence else None)
+    x_spec, y_spec = along if part.x_cut else Spec(), along if part.y_cut else Spec()
+    specs, paths = weight_specs(part.axes), places(part.axes, part.place)
+
+    def own(axes: Any, path: Any, gradient: jax.Array) -> jax.Array:
+        if is_cut(axes):
+            return gradient
+        if is_partial(path, cut=False, sequence=sequence):
+            gradient = jax.lax.psum(gradient, AXES)
+        return gradient[None]
+
+    def local(p: Any, x: jax.Array, dy: jax.Array) -> Any:
+        region = make(AXES, tp, sequence)
+        y, dp, dx = value_and_gradients(part, p, x, dy, region)
+        return y, jax.tree.map(own, part.axes, paths, dp, is_leaf=is_axes), dx
+
+    out = jax.tree.map(
+        lambda axes, spec: spec if is_cut(axes) else Spec(AXES), part.axes, specs, is_leaf=is_axes
+    )
+    return jax.shard_map(
+        local,
+        mesh=mesh(tp),
+        in_specs=(specs, x_spec, y_spec),
+        out_specs=(y_spec, out, x_spec),
+        check_vma=False,
+    )
+
+
+def assert_close(found: Any, wanted: Any, name: object = "") -> None:
+    """To 1e-5 of the greatest value."""
+    scale = np.abs(wanted).max()
+    assert scale > 0, name
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * scale, err_msg=str(name))
+
+
+@CASES
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_cut_over_devices_is_the_part(name: str, tp: int, sequence: bool) -> None:
+    part = PARTS[name]
+    shape = jax.eval_shape(lambda p, x: part.run(p, x, SEQUENTIAL), part.weights, part.x).shape
+    inputs = part.weights, part.x, noise(*shape, seed=2)
+    y, dp, dx = quick_jit(partial(value_and_gradients, part, region=SEQUENTIAL))(*inputs)
+    y_, dp_, dx_ = quick_jit(sharded(part, tp, sequence))(*inputs)
+    assert_close(y_, y, "value")
+    if name not in ("pictures", "sound"):
+        assert_close(dx_, dx, "gradient of the input")
+
+    def check(axes: Any, path: Any, found: Any, wanted: Any) -> None:
+        if is_cut(axes):
+            return assert_close(found, wanted, path)
+        assert found.shape == (tp, *wanted.shape)
+        for copy in found:  # whole on every rank
+            assert_close(copy, wanted, path)
+
+    paths = places(part.axes, part.place)
+    jax.tree.map(check, part.axes, paths, dp_, dp, is_leaf=is_axes)
+
+
+def composed(params: Any, batch: Any, region: Region) -> jax.Array:
+    """The loss before division, with one region for all parts, layers in a plain loop."""
+    features = []
+    for name, encoder in CONFIG.encoders.items():
+        own = params["encoders"][name]
+        x = MODEL.embed_input(name, own["embed"], batch[encoder.input], region)
+        for k in range(encoder.layers):
+            layer = jax.tree.map(lambda w, k=k: w[k], own["layers"])
+            x = MODEL.encoder_layer(name, layer, x, region)
+        features.append(MODEL.project(name, own["projector"], x, region))
+    llm = params["llm"]
+    x = MODEL.embed_text(llm["embed"], batch["tokens"], jnp.concatenate(features, 1), region)
+    for k in range(CONFIG.llm.layers):
+        x = MODEL.llm_layer(jax.tree.map(lambda w, k=k: w[k], llm["layers"]), x, region)
+    return MODEL.summed_loss(llm["head"], x, batch["targets"], batch["weights"], region)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_whole_model_cut_over_devices_is_the_model(sequence: bool) -> None:
+    part = Part(
+        lambda p, _, region: composed(p, BATCH, region),
+        (),
+        WEIGHTS,
+        MODEL.axes(),
+        np.zeros((1, 4), np.float32),
+        x_cut=False,
+        y_cut=False,
+    )
+    total = BATCH["weights"].sum()
+    loss, gradients = quick_jit(jax.value_and_grad(MODEL.loss))(WEIGHTS, BATCH)
+    inputs = WEIGHTS, part.x, np.float32(1 / total)
+    y, dp, _ = quick_jit(sharded(part, 4, sequence))(*inputs)
+    assert float(y) / total == pytest.approx(float(loss), rel=1e-5)
+
+    def check(axes: Any, path: Any, found: Any, wanted: Any) -> None:
+        found = found if is_cut(axes) else found[0]
+        assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max(), path
+
+    jax.tree.map(check, part.axes, places(part.axes, ()), dp, gradients, is_leaf=is_axes)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_scores_are_never_gathered(sequence: bool) -> None:
+    part, tp = PARTS["head"], 4
+    inputs = part.weights, part.x, np.float32(1)
+    text = jax.jit(sharded(part, tp, sequence)).lower(*inputs).compile().as_text()
+    results = re.findall(r"= \(?f32\[([\d,]*)\]\S* (?:all-gather|all-reduce|reduce-scatter)", text)
+    assert results  # the pattern finds what there is
+    sizes = [[int(n) for n in shape.split(",") if n] for shape in results]
+    own = CONFIG.vocabulary // tp
+    assert not any({CONFIG.vocabulary, own} & set(shape) for shape in sizes), sizes
+    assert ("all-gather" in text) == sequence  # of the head's input alone
+
+
+class Silent(TensorRegion):
+    """Leaves every collective out, and counts them."""
+
+    count = 0
+
+    def around(self, collective: Collective, x: jax.Array) -> jax.Array:
+        Silent.count += 1
+        shape = jax.eval_shape(collective, x).shape
+        return jnp.resize(x, shape)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(("name", "count"), [("gpt", 8), ("vit22b", 4), ("head", 5)])
+def test_every_collective_goes_through_around(name: str, count: int, sequence: bool) -> None:
+    """Two in each direction for each pair of products; the head's input one in each, its loss
+    three on the way there; with the sequence cut as many. Without it, one way of each pair is
+    free."""
+    part = PARTS[name]
+    shape = jax.eval_shape(lambda p, x: part.run(p, x, SEQUENTIAL), part.weights, part.x).shape
+    Silent.count = 0
+    run = sharded(dataclasses.replace(part, place=("cut",)), 4, sequence, Silent)
+    text = str(jax.make_jaxpr(run)(part.weights, part.x, noise(*shape)))
+    text = re.sub(r"psum\[axes=\(\), .*?\]", "", text)
+    assert Silent.count == (count if sequence else count - {"gpt": 4, "vit22b": 2, "head": 1}[name])
+    assert not re.search(r"\b(psum|all_gather|reduce_scatter|pmax|psum_scatter)\b\[", text)
+
+
+def test_a_forward_alone_may_keep_state_of_its_callers_trace() -> None:
+    """What `around` sees is usable after the layer, as pairing needs."""
+    seen = []
+
+    class Noting(TensorRegion):
+        def around(self, collective: Collective, x: jax.Array) -> jax.Array:
+            seen.append(x)
+            return collective(x)
+
+    part = PARTS["gpt"]
+
+    def local(p: Any, x: jax.Array) -> jax.Array:
+        y = part.run(p, x, Noting(AXES, 2, False, forward_only=True))
+        return y + sum(jnp.sum(x) for x in seen)
+
+    specs = weight_specs(part.axes), Spec()
+    run = jax.shard_map(local, mesh=mesh(2), in_specs=specs, out_specs=Spec(), check_vma=False)
+    jax.eval_shape(run, part.weights, part.x)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama", "vit22b"])
+def test_saved_activations_give_the_same_gradients_and_save_a_sum(
+    name: str, sequence: bool
+) -> None:
+    part, names = PARTS[name], POLICIES["selective"]
+
+    def with_saved(p: Any, x: jax.Array, region: Region) -> jax.Array:
+        # inside jax.vjp, with the values of a run that is not
+        plain = jax.lax.stop_gradient((p, x))
+        recording = Recording(region, names)
+        part.run(*plain, recording)
+        return part.run(p, x, Kept(region, recording.saved))
+
+    inputs = part.weights, part.x, noise(*part.x.shape, seed=2)
+    kept = dataclasses.replace(part, run=with_saved)
+    plain = quick_jit(sharded(part, 4, sequence))(*inputs)
+    for found, wanted in zip(
+        jax.tree.leaves(quick_jit(sharded(kept, 4, sequence))(*inputs)),
+        jax.tree.leaves(plain),
+        strict=True,
+    ):
+        assert_close(found, wanted)
+
+
+def test_which_gradients_are_parts() -> None:
+    norm = ("encoders", "vision", "projector", "norm", "scale")
+    bias = ("encoders", "vision", "projector", "mlp", "down_bias")
+    layer = ("llm", "layers", "mlp_norm", "scale")
+    qk = ("llm", "layers", "attention", "qk_norm", "key")
+    found = {
+        path: (is_partial(path, False, sequence=False), is_partial(path, False, sequence=True))
+        for path in (norm, bias, layer, qk, ("llm", "head", "norm", "bias"), ("llm", "embed", "token"))
+    }
+    assert found == {
+        norm: (False, True),
+        bias: (False, False),
+        layer: (False, True),
+        qk: (True, True),
+        ("llm", "head", "norm", "bias"): (False, True),
+        ("llm", "embed", "token"): (False, False),
+    }
+    assert not is_partial(("llm", "layers", "attention", "q"), True, sequence=True)
