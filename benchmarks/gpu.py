@@ -3,11 +3,11 @@
     python benchmarks/gpu.py                 one H200: under 8 minutes
     python benchmarks/gpu.py --small         any machine, only to see that it runs
 
-Parts, by their names in --parts: `blocks`, transformer blocks here and in PyTorch by turns;
-`loops`, the trip counts that the host reads at every tick; `step`, the tasks of one pipeline stage,
-and whole steps of the executor against the same model under plain jit. Prints tables and, after
-every part, writes all figures so far to --out. What fails is written down with what it said, and
-the rest runs; what there is no time for (--limit) likewise. The exit code is then 1.
+Parts, by their names in --parts: `loops`, the trip counts that the host reads at every tick;
+`step`, the tasks of one pipeline stage, and whole steps of the executor against the same model
+under plain jit; `blocks`, transformer blocks here and in PyTorch by turns. Prints tables and, after
+every part and block, writes all figures so far to --out. What fails is written down with what it
+said, and the rest runs; what there is no time for (--limit) likewise. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from gpu_blocks import Case, JaxBlock, init
 from optimus_jax.config import EncoderConfig, LlmConfig
 from optimus_jax.measure.rounds import by_turns
 
-PARTS = "blocks", "loops", "step"
+PARTS = "loops", "step", "blocks"
+NEEDED = {"loops": 45.0, "step": 150.0, "blocks": 40.0}  # seconds; of a part or a block's system
 PACKAGES = "jax", "jaxlib", "flax", "optax", "numpy", "torch", "triton", "nvidia-cudnn-cu13"
 
 
@@ -94,7 +95,7 @@ SMALL = Sizes(
     torch_cores=("flash", "math"),
     compiler="aot_eager",  # the C++ that inductor writes for a CPU takes minutes to compile
     agree=1e-5,
-    iterations=2,
+    iterations=1,
     rounds=3,
     ticks=50,
 )
@@ -108,11 +109,11 @@ class Run:
         self.figures: dict[str, Any] = {"where": where()}
         self.failed: dict[str, str] = {}
 
-    def attempt(self, name: str, function: Callable[[], Any]) -> Any:
-        """What the function gives, or None if it fails or there is no time for it."""
+    def attempt(self, name: str, function: Callable[[], Any], needed: float = 0.0) -> Any:
+        """What the function gives, or None if it fails or less than `needed` seconds are left."""
         left = self.end - time.monotonic()
-        if left <= 0:
-            self.failed[name] = "no time left"
+        if left < needed:
+            self.failed[name] = f"{left:.0f} s left, it may need {needed:.0f}"
             return None
         print(f"[{left:4.0f} s left] {name}", flush=True)
         try:
@@ -146,13 +147,13 @@ def where() -> dict[str, Any]:
     }
 
 
-def blocks(run: Run, sizes: Sizes) -> list[dict[str, Any]]:
-    """Of each case: its operations, the seconds of every system by round, and how far its results
-    are off those of the first."""
+def blocks(run: Run, sizes: Sizes, needed: float) -> None:
+    """Saves of each case: its operations, the seconds of every system by round, and how far its
+    results are off those of the first."""
     with_torch = importlib.util.find_spec("torch") is not None
     if not with_torch:
         print("no torch here: blocks run in jax only", flush=True)
-    found = []
+    found: list[dict[str, Any]] = []
     for case in sizes.cases:
         start, name = init(case, sizes.dtype), case.name
         makers: dict[str, Callable[[], Any]] = {
@@ -168,7 +169,7 @@ def blocks(run: Run, sizes: Sizes) -> list[dict[str, Any]]:
                 )
         systems, results = {}, {}
         for system, make in makers.items():
-            made = run.attempt(f"{name}: {system}", lambda make=make: with_results(make()))
+            made = run.attempt(f"{name}: {system}", lambda make=make: with_results(make()), needed)
             if made is not None:
                 systems[system], results[system] = made
         if not systems:
@@ -196,7 +197,7 @@ def blocks(run: Run, sizes: Sizes) -> list[dict[str, Any]]:
                 "seconds": times or {},
             }
         )
-    return found
+        run.save("blocks", found)
 
 
 def with_results(system: Any) -> tuple[Any, list[np.ndarray]]:
@@ -229,21 +230,20 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=450.0, help="seconds (default: 450)")
     options = parser.parse_args()
     sizes, run = SMALL if options.small else FULL, Run(options.out, options.limit)
-    makers: dict[str, Callable[[], Any]] = {
-        "blocks": partial(blocks, run, sizes),
+    needed = dict.fromkeys(PARTS, 0.0) if options.small else NEEDED
+    parts: dict[str, Callable[[], Any]] = {
         "loops": partial(gpu_loops.measure, sizes.ticks, (4, 5, 6), sizes.rounds),
         "step": partial(step, run, sizes, options.small),
     }
     for part in options.parts:
-        # blocks fail one by one
-        make = makers[part]
-        figures = make() if part == "blocks" else run.attempt(part, make)
-        if figures is not None:
+        if part == "blocks":  # fail one by one
+            blocks(run, sizes, needed[part])
+        elif (figures := run.attempt(part, parts[part], needed[part])) is not None:
             run.save(part, figures)
     run.write()
     print("\n\n".join(gpu_report.text(run.figures)))
     for name, words in run.failed.items():
-        print(f"not measured: {name}: {words.strip().splitlines()[-1]}")
+        print(f"failed: {name}: {words.strip().splitlines()[-1]}")
     return 1 if run.failed else 0
 
 

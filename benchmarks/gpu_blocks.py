@@ -7,11 +7,13 @@ is exchanged, for one of jax.nn.dot_product_attention.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optimus_jax.config import EncoderConfig, LlmConfig
 from optimus_jax.cost.flops import Text, step_flops
@@ -84,22 +86,24 @@ def init(case: Case, dtype: str, seed: int = 0) -> tuple[Params, jax.Array, jax.
     shapes = jax.eval_shape(lambda key: initialise(declare, key), jax.random.key(0))
     leaves, tree = jax.tree.flatten_with_path(shapes)
 
+    data = (case.rows, case.length, case.part.width)
+    ends = np.cumsum([math.prod(leaf.shape) for _, leaf in leaves] + [math.prod(data)] * 2)
+
     @jax.jit
     def make(key: jax.Array) -> tuple[Params, jax.Array, jax.Array]:
-        *keys, x_key, g_key = jax.random.split(key, len(leaves) + 2)
+        # one draw for all: XLA takes seconds to compile each on a CPU
+        *drawn, x, g = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
         made = []
-        for k, (path, leaf) in zip(keys, leaves, strict=True):
+        for values, (path, leaf) in zip(drawn, leaves, strict=True):
             name, shape = path[-1].key, leaf.shape
             if name in ("scale", "query", "key"):
-                value = 1 + 0.1 * jax.random.normal(k, shape)
+                values = 1 + 0.1 * values
             elif name.endswith("bias"):
-                value = 0.1 * jax.random.normal(k, shape)
+                values = 0.1 * values
             else:
-                inputs = shape[0] * shape[1] if name == "out" else shape[0]
-                value = inputs**-0.5 * jax.random.normal(k, shape)
-            made.append(value.astype(dtype))
-        data = case.rows, case.length, case.part.width
-        x, g = (jax.random.normal(k, data, jnp.float32).astype(dtype) for k in (x_key, g_key))
+                values *= (shape[0] * shape[1] if name == "out" else shape[0]) ** -0.5
+            made.append(values.reshape(shape).astype(dtype))
+        x, g = (y.reshape(data).astype(dtype) for y in (x, g))
         return jax.tree.unflatten(tree, made), x, g
 
     return make(jax.random.key(seed))

@@ -60,8 +60,7 @@ class Block(nn.Module):
         return F.rms_norm(x, scale.shape, scale, eps=EPSILON)
 
     def dense(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        bias = self.weights[f"{name}_bias"] if f"{name}_bias" in self.weights else None
-        return F.linear(x, self.weights[name], bias)
+        return F.linear(x, self.weights[name], self.weights.get(f"{name}_bias"))
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         a, b = x.float().chunk(2, dim=-1)

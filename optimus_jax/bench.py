@@ -1,7 +1,7 @@
 """python -m optimus_jax.bench: what each method costs, measured, beside what was predicted.
 
 Times every kind of task alone, plans each method from these costs, then runs the methods by turns:
-whole training steps, one process for each pipeline stage, each on a core of its own. With --emulate
+whole training steps, one process for each device, each on a core of its own. With --emulate
 tasks are sleeps (config.emulate), so that many stages run on few cores.
 """
 
@@ -13,15 +13,22 @@ import time
 from absl import flags
 
 from optimus_jax import command
+from optimus_jax.config import Config
 from optimus_jax.config_checks import did_you_mean
+from optimus_jax.cost.analytic import analytic
 from optimus_jax.errors import UserError
 from optimus_jax.measure import start
+from optimus_jax.plan.plan import BALANCED, pipeline_for
 from optimus_jax.schedule.methods import FSDP, METHODS
+from optimus_jax.schedule.task import ScheduleError
 
 command.define_config("configs/bench.py")
 start.define_processes()
 flags.DEFINE_list(
-    "methods", list(METHODS), f"Methods to compare, with commas between; {FSDP} is one too."
+    "methods",
+    None,
+    f"Methods to compare, with commas between; {FSDP} is one too (default: all others that run the"
+    " configuration).",
 )
 flags.DEFINE_integer("rounds", 40, "Rounds, in each of which every method runs once.", 1)
 flags.DEFINE_bool("emulate", False, "Tasks sleep; exchanges and the step's end are real.")
@@ -30,8 +37,9 @@ flags.DEFINE_bool("timeline", True, "Run a few more steps of each to note when i
 
 def main() -> int:
     options, config = flags.FLAGS, command.config()
-    methods = list(dict.fromkeys(options.methods))
-    wrong = start.wrong_processes(config) + wrong_methods(methods)
+    named = runnable(config) if options.methods is None else options.methods
+    methods = list(dict.fromkeys(named))
+    wrong = start.wrong_processes(config) + wrong_methods(methods, config)
     if wrong:
         raise UserError("\n".join(wrong))
     code = start.start("optimus_jax.bench", config, crowded=options.emulate)
@@ -57,7 +65,21 @@ def main() -> int:
     return 0
 
 
-def wrong_methods(methods: list[str]) -> list[str]:
+def runnable(config: Config) -> list[str]:
+    """The methods with a schedule that run a configuration."""
+    return [name for name in METHODS if name != BALANCED or not _why_not_balanced(config)]
+
+
+def _why_not_balanced(config: Config) -> str | None:
+    """Why no pipeline of encoder and LLM together can be cut, in words; None if one can."""
+    try:
+        pipeline_for(config, analytic(config), BALANCED)
+    except ScheduleError as error:
+        return str(error)
+    return None
+
+
+def wrong_methods(methods: list[str], config: Config) -> list[str]:
     """What is wrong with --methods, in words."""
     valid = [*METHODS, FSDP]
     wrong = [
@@ -65,8 +87,15 @@ def wrong_methods(methods: list[str]) -> list[str]:
         for name in methods
         if name not in valid
     ]
+    if BALANCED in methods and (why := _why_not_balanced(config)):
+        wrong.append(f"--methods: {why}; leave {BALANCED} out or change the plan")
     if FSDP in methods and flags.FLAGS.emulate:
         wrong.append(f"--methods: {FSDP} has no tasks that could sleep; leave it out or --emulate")
+    if FSDP in methods and config.train.batch % config.parallel.devices:
+        wrong.append(
+            f"--methods: {FSDP} cuts the batch over all devices, and {config.train.batch} rows do"
+            f" not divide among {config.parallel.devices}; leave it out or change the batch"
+        )
     if methods == [FSDP]:
         wrong.append(f"--methods: {FSDP} alone; name another to compare it with")
     return wrong if methods else [f"--methods: none named (valid: {', '.join(valid)})"]

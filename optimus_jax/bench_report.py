@@ -8,11 +8,14 @@ import pathlib
 from typing import Any
 
 from optimus_jax import report
+from optimus_jax.config import Config
 from optimus_jax.files import replace_text
 from optimus_jax.measure import contest
 from optimus_jax.measure.contest import Contest
 from optimus_jax.measure.rounds import Spread, ratio
-from optimus_jax.plan.plan import Plan
+from optimus_jax.plan.plan import BALANCED, Plan
+from optimus_jax.schedule.program import Payload
+from optimus_jax.schedule.simulate import Durations
 from optimus_jax.tables import table_text
 from optimus_jax.timeline import chrome, page, view
 
@@ -44,7 +47,8 @@ def values(done: Contest) -> dict[str, Any]:
                 **_predicted(
                     done.plans.get(name),
                     spread.median,
-                    before * ratio(done.times[name], done.reference).median,
+                    done.profile_of(name).reference.median
+                    * ratio(done.times[name], done.reference).median,
                 ),
             }
             for name, spread in spreads.items()
@@ -53,8 +57,8 @@ def values(done: Contest) -> dict[str, Any]:
         "ratio_iqrs": {name: spread.iqr for name, spread in pairs.items()},
         "costs": {
             **contest.work(durations, config),
-            "exchange": durations.travel(False),
-            "feature_exchange": durations.travel(True),
+            "exchange": durations.transfer,
+            **_exchanges(config, durations),
             "epilogue": durations.epilogue,
         },
         "bound_s": contest.bound_s(config, durations),
@@ -63,6 +67,18 @@ def values(done: Contest) -> dict[str, Any]:
         "where": done.profile.where,
         "times": done.times,
     }
+
+
+def _exchanges(config: Config, durations: Durations) -> dict[str, float]:
+    """Seconds of exchanges of features and, where an encoder has several stages, of hidden states;
+    of encoders after the first under their names too."""
+    found = {}
+    for k, name in enumerate(config.model.encoders):
+        suffix = f"_{name}" if k else ""
+        found[f"feature_exchange{suffix}"] = durations.travel(Payload("feature", k))
+        if config.pipeline.encoders[k].stages > 1:
+            found[f"hidden_exchange{suffix}"] = durations.travel(Payload("hidden", k))
+    return found
 
 
 def _predicted(plan: Plan | None, measured: float, as_profiled: float) -> dict[str, Any]:
@@ -81,15 +97,20 @@ def _predicted(plan: Plan | None, measured: float, as_profiled: float) -> dict[s
         "share_filled": bubbles.share_filled,
         "inside_share": bubbles.inside_share,
         "time_share": bubbles.time_share,
+        "llm_layers": plan.pipeline.llm_layers,
+        "encoder_layers": [encoder.layers for encoder in plan.pipeline.encoders],
         "schedule": str(plan.schedule),
     }
+
+
+LAYERS = ("llm_layers", "encoder_layers")
 
 
 def summary(values: dict[str, Any]) -> dict[str, Any]:
     """The JSON line of a bench."""
     short = {name: value for name, value in values.items() if name != "times"}
     methods = {
-        name: {k: v for k, v in of.items() if k != "schedule"}
+        name: {k: v for k, v in of.items() if k not in ("schedule", *LAYERS)}
         for name, of in values["methods"].items()
     }
     return {**short, "methods": methods}
@@ -160,9 +181,15 @@ def text(values: dict[str, Any]) -> str:
     if formula and "phased" in values["methods"]:
         off = values["methods"]["phased"]["measured_s"] / formula - 1
         lines.append(
-            f"phased by its formula, text_only + M (e + e_b) / m + epilogue: {1e3 * formula:.1f} ms"
+            f"phased by its formula, text_only + M (e + e_b) / P + epilogue: {1e3 * formula:.1f} ms"
             f" ({off:+.1%})"
         )
+    if balanced := values["methods"].get(BALANCED):
+        split = [
+            ",".join(map(str, layers))
+            for layers in (*balanced["encoder_layers"], balanced["llm_layers"])
+        ]
+        lines.append(f"{BALANCED} has {split[0]} encoder and {split[1]} LLM layers in its stages")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from optimus_jax import cluster, xla_flags
-from optimus_jax.config import Config, from_config_dict
+from optimus_jax.config import Config, filled_in, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.costs import Costs
 from optimus_jax.errors import UserError as UserError
@@ -72,9 +72,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         if "--help" in sys.argv[1:]:
             print(_help())
             sys.exit(0)
-        _parse(sys.argv)
         if not _takes_clusters:  # planning needs no jax
             xla_flags.apply()
+        _parse(sys.argv)
         code = main() or 0
     except ConfigError as error:
         code = _complain([f"{len(error.errors)} error(s) in the configuration:", *error.errors])
@@ -192,7 +192,8 @@ def _load(argv: list[str]) -> ConfigDict:
         raise UserError(f"--config={name}: {lines[0]}") from error
     if not isinstance(values, ConfigDict):
         raise UserError(f"--config={name}: get_config() must return a ConfigDict, not {values!r}")
-    return values
+    given = values.to_dict()
+    return values if is_cluster(given) else ConfigDict(filled_in(given))
 
 
 def _config_name(argv: list[str]) -> str:

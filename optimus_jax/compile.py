@@ -2,18 +2,20 @@
 
 Says of each collective of the LLM which kernels were scheduled between its start and its done and
 how many of them are the encoder's, then memory, XLA's own predicted times, and what was not
-overlapped. --pairing=off and --control compile again, to compare. Needs no GPU; the compiler goes
-into .venv-gpu, which the first call builds (about a minute, 1.2 GB).
+overlapped. The XLA flags are those of a run on such GPUs (optimus_jax.xla_flags). --pairing=off and
+--control compile again, to compare. Needs no GPU; the compiler goes into .venv-gpu, which the first
+call builds (about a minute, 1.2 GB).
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 
 from absl import flags
 
-from optimus_jax import command
+from optimus_jax import command, xla_flags
 from optimus_jax.config import Config
 from optimus_jax.errors import UserError
 from optimus_jax.gpu import environment
@@ -40,22 +42,25 @@ def main() -> int:
         chosen = environment.environment(options.jax)
         environment.build(chosen, lambda text: print(text, file=sys.stderr, flush=True))
         environment.execute(chosen, "optimus_jax.compile", sys.argv[1:])
-    from optimus_jax.gpu import report
+    os.environ[xla_flags.VARIABLE] = xla_flags.merged("gpu", xla_flags.generation(gpus.gpu.name))
+    from optimus_jax.gpu import report, runs
     from optimus_jax.gpu.compilation import compile_step, compile_synchronous
     from optimus_jax.gpu.step import lowered_step
+    from optimus_jax.plan.plan import make_plan
 
-    devices = gpus.devices()
-    lowered = lowered_step(config, devices)
+    program, devices = make_plan(config).program, gpus.devices()
+    lowered = lowered_step(config, program, devices)
     found = {report.PLANNED: compile_step(lowered)}
     if options.hlo:
         pathlib.Path(options.hlo).write_text(found[report.PLANNED].hlo)
     if options.pairing == "off":
-        found[report.UNPAIRED] = compile_step(lowered_step(config, devices, pairing=False))
+        found[report.UNPAIRED] = compile_step(lowered_step(config, program, devices, pairing=False))
     if options.control:
         found[report.CONTROL] = compile_synchronous(lowered)
-    command.say(report.text(gpus, found))
+    passes = runs.passes(program)
+    command.say(report.text(gpus, found, passes))
     if options.json:
-        command.emit(report.values(gpus, found))
+        command.emit(report.values(gpus, found, passes))
     return 0
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
-from optimus_jax.config_checks import CHECKS, ConfigError, did_you_mean
+from optimus_jax import config_checks, parallel_checks
+from optimus_jax.config_checks import ConfigError
 from optimus_jax.data import tokens
 from optimus_jax.schedule.task import EncoderPipeline, Pipeline
-
+from optimus_jax.settings import build, with_defaults
 
 FIRST = "vision"  # the name of `model.encoder` beside those of `model.more_encoders`
 
@@ -196,6 +194,18 @@ class Config:
     evaluate_examples: int
     emulate: EmulateConfig = EmulateConfig()
 
+    def __post_init__(self) -> None:
+        # each further encoder has a plan, in the model's order
+        given = self.parallel.more_encoders
+        plans = {name: given.get(name, EncoderParallel()) for name in self.model.more_encoders}
+        parallel = dataclasses.replace(self.parallel, more_encoders={**plans, **given})
+        object.__setattr__(self, "parallel", parallel)
+
+    @property
+    def encoder_plans(self) -> dict[str, EncoderParallel]:
+        """The parallel plan of every encoder, in the order of `model.encoders`."""
+        return {FIRST: self.parallel.encoder, **self.parallel.more_encoders}
+
     @property
     def microbatch_rows(self) -> int:
         return self.train.batch // (self.parallel.dp * self.parallel.microbatches)
@@ -203,16 +213,15 @@ class Config:
     @property
     def pipeline(self) -> Pipeline:
         """The sizes that the scheduling core works with."""
-        p = self.parallel
-        plans = {FIRST: p.encoder, **p.more_encoders}
+        p, encoders = self.parallel, self.model.encoders
         return Pipeline(
             stages=p.pp,
             microbatches=p.microbatches,
             chunks=p.chunks,
             llm_layers=split_layers(self.model.llm.layers, p.pp * p.chunks),
             encoders=tuple(
-                EncoderPipeline(split_layers(encoder.layers, plans.get(name, EncoderParallel()).pp))
-                for name, encoder in self.model.encoders.items()
+                EncoderPipeline(split_layers(encoders[name].layers, plan.pp))
+                for name, plan in self.encoder_plans.items()
             ),
             cap=p.encoder_cap,
         )
@@ -229,7 +238,7 @@ def from_config_dict(values: Mapping[str, Any]) -> Config:
     """The checked configuration. Raises ConfigError with every error found."""
     errors: list[str] = []
     built: Config = build(Config, values, "config", errors)
-    for check in CHECKS:
+    for check in (*config_checks.CHECKS, *parallel_checks.CHECKS):
         # a value of the wrong type is reported once, by build
         with contextlib.suppress(AttributeError, TypeError, ZeroDivisionError):
             errors += check(built)
@@ -238,45 +247,12 @@ def from_config_dict(values: Mapping[str, Any]) -> Config:
     return built
 
 
-def build(kind: type, values: Mapping[str, Any], path: str, errors: list[str]) -> Any:
-    """A dataclass from a mapping with the same keys. Wrong keys and types become errors; what is
-    left is then returned as a namespace, so that the other checks can still run."""
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    before, made = len(errors), {}
-    for key in values:
-        if key not in fields:
-            errors.append(f"{path}.{key}: unknown{did_you_mean(key, list(fields))}")
-    for name, field in fields.items():
-        wanted, where = hints[name], f"{path}.{name}"
-        if name not in values:
-            if field.default is dataclasses.MISSING:
-                errors.append(f"{where}: missing")
-            continue
-        value = values[name]
-        if dataclasses.is_dataclass(wanted):
-            if not isinstance(value, Mapping):
-                errors.append(f"{where}: expected a group of settings, got {value!r}")
-                continue
-            made[name] = build(wanted, value, where, errors)  # type: ignore[arg-type]
-            continue
-        if typing.get_origin(wanted) is dict:
-            if not isinstance(value, Mapping):
-                errors.append(f"{where}: expected named groups of settings, got {value!r}")
-                continue
-            one = typing.get_args(wanted)[1]
-            made[name] = {key: build(one, value[key], f"{where}.{key}", errors) for key in value}
-            continue
-        if wanted is float and type(value) is int:
-            value = float(value)
-        if type(value) is not wanted:
-            errors.append(f"{where}: expected {NOUNS[wanted]}, got {value!r}")
-            continue
-        if wanted is float and not math.isfinite(value):
-            errors.append(f"{where}: expected a finite number, got {value!r}")
-            continue
-        made[name] = value
-    return kind(**made) if len(errors) == before else types.SimpleNamespace(**made)
-
-
-NOUNS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+def filled_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the defaults of those that are left out, so that each has a name that it
+    can be changed by."""
+    model, parallel = values.get("model"), values.get("parallel")
+    if isinstance(model, Mapping) and isinstance(parallel, Mapping):
+        plans: dict[str, Any] = {name: {} for name in model.get("more_encoders", {})}
+        plans |= parallel.get("more_encoders", {})
+        values = {**values, "parallel": {**parallel, "more_encoders": plans}}
+    return with_defaults(Config, values)

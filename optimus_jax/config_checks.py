@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from optimus_jax.cost.hardware import HARDWARE
@@ -28,65 +27,143 @@ def did_you_mean(word: str, valid: list[str]) -> str:
     return f"{hint} (valid: {', '.join(valid)})"
 
 
-def _at(config: Any, path: str) -> Any:
+BLOCKS = ("vit", "gpt", "vit22b", "llama")  # those of models/blocks.py, which imports jax
+INPUTS = ("image", "audio")
+POLICIES = ("full", "selective", "none")  # those of models/region.py
+GRADIENTS = ("float32", "bfloat16")
+
+
+def at(config: Any, path: str) -> Any:
     """The value at a dotted path, None if it is missing or of the wrong type."""
     for name in path.split("."):
-        config = getattr(config, name, None)
+        config = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     return config
+
+
+def encoders(config: Any) -> Iterator[tuple[str, str]]:
+    """The places in the configuration of all encoders, and of their parallel plans."""
+    yield "model.encoder", "parallel.encoder"
+    for name in at(config, "model.more_encoders") or {}:
+        yield f"model.more_encoders.{name}", f"parallel.more_encoders.{name}"
 
 
 def _positive(config: Any) -> Iterator[str]:
     groups = {
         "model": ("image_height", "image_width", "text_length", "projector_hidden"),
-        "model.encoder": ("layers", "width", "heads", "hidden", "patch"),
         "model.llm": ("layers", "width", "heads", "hidden"),
-        "parallel": ("dp", "pp", "chunks", "microbatches"),
+        "parallel": ("dp", "pp", "tp", "chunks", "microbatches"),
         "train": ("batch", "steps", "log_every", "save_every", "keep", "clip"),
+        "emulate": ("chunk_forward_s", "backward", "encoder", "encoder_backward"),
     }
+    for encoder, plan in encoders(config):
+        groups |= {encoder: ("layers", "width", "heads", "hidden", "patch"), plan: ("pp", "tp")}
     paths = [f"{group}.{name}" for group, names in groups.items() for name in names]
     for path in paths:
-        value = _at(config, path)
+        value = at(config, path)
         if value is not None and value <= 0:
             yield f"config.{path}: must be positive, got {value}"
-    for name in ("chunk_forward_s", "backward", "encoder", "encoder_backward"):
-        value = _at(config, f"emulate.{name}")
-        if value is not None and value <= 0:
-            yield f"config.emulate.{name}: must be positive, got {value}"
-    examples = _at(config, "evaluate_examples")
+    examples = at(config, "evaluate_examples")
     if examples is not None and examples < 2:  # one cannot be paired with another's caption
         yield f"config.evaluate_examples: must be at least 2, got {examples}"
 
 
 def _words(config: Any) -> Iterator[str]:
-    valid = {
-        "hardware": list(HARDWARE),
-        "model.dtype": ["float32", "bfloat16"],
-        "data.name": list(sources.SOURCES),
-        "parallel.order": list(ORDERS),
-        "parallel.method": list(METHODS),
+    valid: dict[str, tuple[str, ...]] = {
+        "hardware": tuple(HARDWARE),
+        "model.dtype": ("float32", "bfloat16"),
+        "model.llm.block": BLOCKS,
+        "data.name": tuple(sources.SOURCES),
+        "parallel.order": tuple(ORDERS),
+        "parallel.method": tuple(METHODS),
+        "parallel.recompute": POLICIES,
+        "parallel.gradients": GRADIENTS,
     }
+    for encoder, plan in encoders(config):
+        valid |= {f"{encoder}.block": BLOCKS, f"{encoder}.input": INPUTS}
+        valid |= {f"{plan}.recompute": POLICIES}
     for path, words in valid.items():
-        word = _at(config, path)
+        word = at(config, path)
         if word is not None and word not in words:
-            yield f"config.{path}: unknown {word!r}{did_you_mean(word, words)}"
+            yield f"config.{path}: unknown {word!r}{did_you_mean(word, list(words))}"
 
 
-def _heads(name: str, config: Any) -> Iterator[str]:
-    part = getattr(config.model, name)
-    if min(part.width, part.heads) > 0 and part.width % part.heads:
+def _names(config: Any) -> Iterator[str]:
+    first = next(iter(config.model.encoders))
+    for name in config.model.more_encoders:
+        if name in (first, "llm"):
+            yield f"config.model.more_encoders.{name}: the name is taken; any other would do"
+    valid = list(config.model.more_encoders)
+    for name in config.parallel.more_encoders:
+        if name not in valid:
+            yield (
+                f"config.parallel.more_encoders.{name}: model.more_encoders has no such encoder"
+                f"{did_you_mean(name, valid)}"
+            )
+
+
+def _heads(config: Any) -> Iterator[str]:
+    for path in ("model.llm", *(encoder for encoder, _ in encoders(config))):
+        part = at(config, path)
+        if part is None or min(part.width, part.heads) <= 0:
+            continue
+        if part.width % part.heads:
+            yield (
+                f"config.{path}: width {part.width} does not divide into {part.heads} heads;"
+                f" {divisors(part.heads, part.width)} heads would"
+            )
+        elif part.block == "llama" and part.width // part.heads % 2:
+            near = divisors(part.heads, part.width // 2) if part.width % 2 == 0 else ""
+            yield (
+                f"config.{path}: width {part.width} over {part.heads} heads is"
+                f" {part.width // part.heads}, but rotary positions (llama) turn pairs of numbers:"
+                f" {f'{near} heads' if near else 'an even width'} would do"
+            )
+
+
+def _groups(config: Any) -> Iterator[str]:
+    """Heads of keys and values that groups of heads share."""
+    llm = config.model.llm
+    if llm.kv_heads < 0:
+        yield f"config.model.llm.kv_heads: must not be negative, got {llm.kv_heads}"
+    elif llm.kv_heads not in (0, llm.heads) and llm.block != "llama" and llm.block in BLOCKS:
         yield (
-            f"config.model.{name}: width {part.width} does not divide into {part.heads} heads;"
-            f" {_divisors(part.heads, part.width)} heads would"
+            f"config.model.llm.kv_heads: {llm.block} has keys and values for each of its"
+            f" {llm.heads} heads, not {llm.kv_heads}; llama can share them"
+        )
+    elif llm.kv_heads and llm.heads > 0 and llm.heads % llm.kv_heads:
+        yield (
+            f"config.model.llm.kv_heads: {llm.heads} heads do not share {llm.kv_heads} evenly;"
+            f" {divisors(llm.kv_heads, llm.heads)} would do"
         )
 
 
-def _patches(side: str, config: Any) -> Iterator[str]:
-    pixels, patch = getattr(config.model, side), config.model.encoder.patch
-    if min(pixels, patch) > 0 and pixels % patch:
-        yield (
-            f"config.model.{side}: {pixels} pixels do not divide into patches of {patch};"
-            f" {_multiples(pixels, patch)} would"
-        )
+def _patches(config: Any) -> Iterator[str]:
+    for path, _ in encoders(config):
+        encoder, model = at(config, path), config.model
+        if encoder is None:
+            continue
+        audio = encoder.input == "audio"
+        sides = ("audio_frames",) if audio else ("image_height", "image_width")
+        for side in sides:
+            size, patch = at(model, side), encoder.patch
+            if size is not None and min(size, patch) > 0 and size % patch:
+                noun = "frames" if audio else "pixels"
+                more = "" if path == "model.encoder" else f", the patch of {path}"
+                yield (
+                    f"config.model.{side}: {size} {noun} do not divide into patches of"
+                    f" {patch}{more}; {multiples(size, patch)} would"
+                )
+
+
+def _audio(config: Any) -> Iterator[str]:
+    """The size of spectrograms, given if and only if an encoder takes them."""
+    listens = [path for path, _ in encoders(config) if at(config, f"{path}.input") == "audio"]
+    for name in ("audio_frames", "audio_bands"):
+        value = at(config, f"model.{name}")
+        if listens and value <= 0:
+            yield f"config.model.{name}: {listens[0]} takes audio, so it must be positive: {value}"
+        elif value and not listens:
+            yield f"config.model.{name}: means nothing where no encoder's input is audio"
 
 
 def _source(config: Any) -> Any:
@@ -130,46 +207,15 @@ def _text(config: Any) -> Iterator[str]:
 def _form(config: Any) -> Iterator[str]:
     """What the pictures and captions of the data set fix."""
     fixed = {"image_token": tokens.IMAGE}
-    if _at(config, "data.name") in sources.SOURCES:
+    if at(config, "data.name") in sources.SOURCES:
         fixed["image_channels"] = sources.SOURCES[config.data.name].channels
     for name, wanted in fixed.items():
-        if _at(config, f"model.{name}") not in (None, wanted):
+        if at(config, f"model.{name}") not in (None, wanted):
             found = getattr(config.model, name)
             yield f"config.model.{name}: the data set has {wanted}, not {found}"
-    vocabulary = _at(config, "model.vocabulary")
+    vocabulary = at(config, "model.vocabulary")
     if vocabulary is not None and vocabulary < tokens.SIZE:
         yield f"config.model.vocabulary: {vocabulary} is too small, captions take {tokens.SIZE}"
-
-
-def _batch(config: Any) -> Iterator[str]:
-    batch, p = config.train.batch, config.parallel
-    parts = p.dp * p.microbatches * p.pp
-    if min(batch, parts) > 0 and batch % parts:
-        yield (
-            f"config.train.batch: {batch} rows do not divide into dp {p.dp} x microbatches"
-            f" {p.microbatches} x encoder units {p.pp} (one for each stage) = {parts} parts;"
-            f" {_multiples(batch, parts)} would"
-        )
-
-
-def _stages(config: Any) -> Iterator[str]:
-    p, layers = config.parallel, config.model.llm.layers
-    if layers < p.pp * p.chunks:
-        yield (
-            f"config.parallel: pp {p.pp} x chunks {p.chunks} = {p.pp * p.chunks} virtual stages,"
-            f" but the LLM has {layers} layers; each needs at least one"
-        )
-
-
-def _chunks(config: Any) -> Iterator[str]:
-    p = config.parallel
-    if p.chunks > 1 and p.order == "gpipe":
-        yield f"config.parallel.order: {p.order} runs one chunk, not {p.chunks}; 1f1b runs several"
-    elif p.chunks > 1 and min(p.microbatches, p.pp) > 0 and p.microbatches % p.pp:
-        yield (
-            f"config.parallel.microbatches: interleaved 1F1B on {p.pp} stages takes multiples of"
-            f" {p.pp}, not {p.microbatches}; {_multiples(p.microbatches, p.pp)} would do"
-        )
 
 
 def _warmup(config: Any) -> Iterator[str]:
@@ -182,14 +228,14 @@ def _warmup(config: Any) -> Iterator[str]:
 
 
 def _limits(config: Any) -> Iterator[str]:
-    hidden = _at(config, "data.hide_text")
+    hidden = at(config, "data.hide_text")
     if hidden is not None and not 0 <= hidden <= 1:
         yield f"config.data.hide_text: a share from 0 to 1, got {hidden}"
     for name in ("learning_rate", "weight_decay", "seed"):
-        value = _at(config, f"train.{name}")
+        value = at(config, f"train.{name}")
         if value is not None and value < 0:
             yield f"config.train.{name}: must not be negative, got {value}"
-    seed = _at(config, "train.seed")
+    seed = at(config, "train.seed")
     if seed is not None and seed > LARGEST_SEED:
         yield f"config.train.seed: must be at most {LARGEST_SEED}, got {seed}"
 
@@ -197,21 +243,24 @@ def _limits(config: Any) -> Iterator[str]:
 LARGEST_SEED = 2**32 - 1  # jax's keys take 32 bits of it
 
 CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
-    *(_positive, _words),
-    *(partial(_heads, name) for name in ("encoder", "llm")),
-    *(partial(_patches, side) for side in ("image_height", "image_width")),
-    *(_data, _room, _text, _form, _batch, _stages, _chunks, _warmup, _limits),
+    *(_positive, _words, _names, _heads, _groups, _patches, _audio),
+    *(_data, _room, _text, _form, _warmup, _limits),
 )
 
 
-def _multiples(number: int, of: int) -> str:
-    """The positive multiples of `of` next to `number`, below and above, in words."""
+def multiples(number: int, of: int, least: int = 1) -> str:
+    """The multiples of `of` next to `number`, below and above, from `least` on, in words."""
     below = number // of * of
-    return " or ".join(str(n) for n in (below, below + of) if n > 0)
+    above = max(below + of, -(-least // of) * of)
+    return " or ".join(str(n) for n in dict.fromkeys((below, above)) if n >= least)
 
 
-def _divisors(number: int, of: int) -> str:
+def divisors(number: int, of: int) -> str:
     """The divisors of `of` next to `number`, below and above, in words."""
-    divisors = [n for n in range(1, of + 1) if of % n == 0]
-    near = [*[n for n in divisors if n < number][-1:], *[n for n in divisors if n > number][:1]]
+    return nearest(number, [n for n in range(1, of + 1) if of % n == 0])
+
+
+def nearest(number: int, valid: list[int]) -> str:
+    """Of sorted numbers those next to `number`, below and above, in words."""
+    near = [*[n for n in valid if n < number][-1:], *[n for n in valid if n > number][:1]]
     return " or ".join(map(str, near))

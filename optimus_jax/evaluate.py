@@ -148,7 +148,9 @@ def load_decoder(config: Config, workdir: pathlib.Path) -> Any:
     from optimus_jax.checkpoint import Checkpoints
     from optimus_jax.decode import Decoder
     from optimus_jax.models.mllm import Mllm
+    from optimus_jax.train import require_senses
 
+    require_senses(config)
     if config.parallel.method == "text_only":
         raise command.UserError(
             "config.parallel.method=text_only trains without pictures: there is nothing to read"

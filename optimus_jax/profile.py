@@ -34,7 +34,7 @@ def main() -> int:
     from optimus_jax.measure import profile
     from optimus_jax.measure.session import Session
 
-    taken = profile.take(Session(config, *profile.shape(config.pipeline)), options.rounds)
+    taken = profile.take(Session(config, profile.shape(config)), options.rounds)
     if command.is_first():
         taken.save(options.out)
         command.say(profile.text(taken, config))

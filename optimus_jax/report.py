@@ -95,8 +95,16 @@ def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> 
 
 def plan_words(plan: Mapping[str, Any]) -> str:
     """A plan, as the settings of ParallelConfig by name, in a few words."""
+    replicas = f"{plan['dp']} replicas of " if plan["dp"] > 1 else ""
     chunks = f", {plan['chunks']} chunks each" if plan["chunks"] > 1 else ""
-    return f"{plan['pp']} pipeline stages{chunks}, {plan['microbatches']} microbatches"
+    shards = f" x {plan['tp']} tensor shards" if plan["tp"] > 1 else ""
+    words = [f"{replicas}{plan['pp']} pipeline stages{shards}{chunks}"]
+    for name, own in {"encoder": plan["encoder"], **plan["more_encoders"]}.items():
+        if own["pp"] > 1 or own["tp"] > 1:
+            stages = f"{own['pp']} stages" if own["pp"] > 1 else ""
+            cut = f"{own['tp']} tensor shards" if own["tp"] > 1 else ""
+            words.append(f"{name} of {' x '.join(filter(None, (stages, cut)))}")
+    return ", ".join([*words, f"{plan['microbatches']} microbatches"])
 
 
 def save(workdir: pathlib.Path, values: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -21,6 +22,7 @@ command.define_costs()
 
 def main() -> int:
     config, workdir = command.config(), command.workdir()
+    require_senses(config)
     prepare_devices(config)
     return train(config, workdir)
 
@@ -30,15 +32,40 @@ def prepare_devices(config: Config) -> None:
 
     Raises UserError if they do not come out even.
     """
-    needed = config.parallel.dp * config.parallel.pp
-    count = cluster.count()
+    p, count = config.parallel, cluster.count()
+    needed = p.devices
     if needed % count:
         raise command.UserError(
-            f"{count} processes cannot share {needed} devices (dp {config.parallel.dp} x pp"
-            f" {config.parallel.pp}) evenly: start a number of processes that divides {needed}"
+            f"{count} processes cannot share {needed} devices (dp {p.dp} x pp {p.pp} x tp {p.tp})"
+            f" evenly: start a number of processes that divides {needed}"
         )
     cluster.configure_cpu_devices(needed // count)
     cluster.initialize()
+
+
+def require_senses(config: Config) -> None:
+    """Raises UserError if an encoder takes what no data set has."""
+    for name, encoder in config.model.encoders.items():
+        if encoder.input != "image":
+            raise command.UserError(
+                f"encoder {name!r} takes {encoder.input}, but the data set {config.data.name!r} has"
+                " pictures only: plan, profile and bench, which need no data, can run it; to train,"
+                " leave it out or give it input 'image'"
+            )
+
+
+def make_plan(config: Config) -> Any:
+    """The plan of the configuration and of the costs that the command line names.
+
+    Raises UserError if there is none, such as for a method that needs more than encoder_cap.
+    """
+    from optimus_jax.plan import plan
+    from optimus_jax.schedule.task import ScheduleError
+
+    try:
+        return plan.make_plan(config, command.costs())
+    except ScheduleError as error:
+        raise command.UserError(f"there is no plan for this configuration: {error}") from error
 
 
 def train(config: Config, workdir: pathlib.Path) -> int:
@@ -50,16 +77,13 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.checkpoint import Checkpoints
     from optimus_jax.data.batches import Prefetch
     from optimus_jax.metrics import MetricLog, Stopwatch, progress_line
-    from optimus_jax.models.mllm import Mllm
-    from optimus_jax.parallel.mesh import Grid, make_meshes
-    from optimus_jax.plan.plan import make_plan
+    from optimus_jax.plan.plan import on
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
 
-    plan = make_plan(config, command.costs())
-    meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
-    model = Mllm(config.model)
-    executor = Executor(model, config.pipeline, meshes, plan.program.slots, config.microbatch_rows)
+    plan = make_plan(config)
+    executor = Executor.of(on(plan.pipeline, config), plan.program.slots, jax.devices())
+    executor = dataclasses.replace(executor, pipe=plan.pipeline)
     trainer = Trainer(executor, config.train)
     checkpoints = Checkpoints(workdir, config)
     done = agreed_step(checkpoints.latest() or 0, workdir)
@@ -77,7 +101,9 @@ def train(config: Config, workdir: pathlib.Path) -> int:
         command.say(f"resumed after step {done} from {checkpoints.folder}")
     else:
         state = trainer.init()
-    command.say(f"{config.parallel.method} on {meshes.grid.size} x {jax.devices()[0].device_kind}")
+    command.say(
+        f"{config.parallel.method} on {config.parallel.devices} x {jax.devices()[0].device_kind}"
+    )
 
     step = trainer.train_step()
     tables = executor.place_tables(plan.program)

@@ -14,37 +14,39 @@ the table is empty: nothing measured speaks for a flag.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import difflib
-import functools
 import importlib.util
-import mmap
 import os
-import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 
 from optimus_jax import cluster
 from optimus_jax.errors import UserError
+from optimus_jax.xla_reader import (
+    VARIABLE,
+    Word,
+    complaint,
+    jaxlib_version,
+    known,
+    parse,
+    refusal,
+)
 
-VARIABLE = "XLA_FLAGS"
 PLATFORMS = ("cpu", "gpu", "tpu")
 GENERATIONS = {"a100": r"A100", "h100": r"G?H[12]00", "b200": r"G?B[123]00"}  # in a GPU's name
 
 _JAX_TOOLBOX = "NVIDIA/JAX-Toolbox docs/GPU_performance.md"
 _A3 = "MaxText configs/a3/llama_2_7b/16vm.sh (H100)"
-_GATHERS = (
-    "A stage's weights are many small arrays. Compiled for 8 H100s, 17 of them, with the default of"
-    " 30 MiB: 10 gathers, 3 scatters; with this: 5 and 1, and 156 MiB less scratch memory. A large"
-    " weight still travels alone, so that its first use waits for no other."
+_COMBINED = (
+    "A stage's weights are many small arrays. Compiled for 8 H100s with the default of 30 MiB, 17"
+    " of them make 10 gathers and 3 scatters; with this 5 and 1, and 156 MiB less scratch memory."
+    " With the 8 GiB of other guides all are one, and the first use waits for the last byte."
 )
 _PIPELINED = (
-    "A loop over layers starts a collective in the iteration before its use, or ends it in the one"
-    " after, instead of waiting within one iteration."
+    "A loop over layers starts a collective one iteration early or ends it one late. It is for"
+    " loops that gather weights; the tick programs compiled for H100s came out the same without."
 )
 
 
@@ -87,8 +89,8 @@ TABLE = (
     *_pipelined("all_reduce"),
     *_pipelined("all_gather"),
     *_pipelined("reduce_scatter"),
-    Flag("xla_gpu_all_gather_combine_threshold_bytes", str(128 << 20), _GATHERS, _A3),
-    Flag("xla_gpu_reduce_scatter_combine_threshold_bytes", str(128 << 20), _GATHERS, _A3),
+    Flag("xla_gpu_all_gather_combine_threshold_bytes", str(128 << 20), _COMBINED, _A3),
+    Flag("xla_gpu_reduce_scatter_combine_threshold_bytes", str(128 << 20), _COMBINED, _A3),
     Flag(
         "xla_gpu_all_reduce_combine_threshold_bytes",
         str(1 << 30),
@@ -123,54 +125,6 @@ TABLE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Word:
-    """One flag of XLA_FLAGS; `value` is None where it has no `=`."""
-
-    name: str
-    value: str | None
-
-    def __str__(self) -> str:
-        if self.value is None:
-            return f"--{self.name}"
-        if re.search(r"\s", self.value) or self.value[:1] in ("'", '"'):
-            quoted = re.sub(r'(["\\])', r"\\\1", self.value)
-            return f'--{self.name}="{quoted}"'
-        return f"--{self.name}={self.value}"
-
-
-_QUOTED = r'"((?:\\.|[^"\\])*)"|\'([^\']*)\''
-_WORD = re.compile(rf"--([-\w]*)(?:=(?:{_QUOTED})|(?:=(\S*))|(?=\s|$))", re.ASCII | re.DOTALL)
-
-
-def parse(text: str) -> list[Word]:
-    """What XLA reads in `text`, a value of XLA_FLAGS: flags, or the name of a file of flags.
-
-    Raises UserError for a file that cannot be read and a word that is no flag, where XLA would
-    silently stop reading. Source: xla/parse_flags_from_env.cc.
-    """
-    where = VARIABLE
-    if text and not text.lstrip().startswith("-"):
-        try:
-            where, text = f"{VARIABLE}={text}", pathlib.Path(text).read_text()
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a text"
-            raise UserError(
-                f"{VARIABLE}={text}: {reason}; a value without leading -- names a file of flags"
-            ) from None
-    words, rest = [], text.strip()
-    while rest:
-        match = _WORD.match(rest)
-        if not match:
-            raise UserError(f"{where}: {rest.split()[0]!r} is not a flag (--name or --name=value)")
-        name, double, single, plain = match.groups()
-        double = double and re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL)
-        value = next((v for v in (double, single, plain) if v is not None), None)
-        words.append(Word(name, value))
-        rest = rest[match.end() :].lstrip()
-    return words
-
-
 def flags(
     platform: str, generation: str | None = None, version: tuple[int, ...] | None = None
 ) -> list[Flag]:
@@ -195,11 +149,11 @@ def merged(platform: str, generation: str | None = None, text: str | None = None
     ours = [w for w in ours if w.name not in {u.name for u in users} and known(w.name)]
     if not users and not ours:
         return ""
-    if not _reads((*users, *ours)):
-        wrong = [w for w in users if not _reads((w,))]
+    if refusal((*users, *ours)):
+        wrong = [w for w in users if refusal((w,))]
         if wrong:
-            raise UserError("\n  ".join(_complaint(w) for w in wrong))
-        ours = [w for w in ours if _reads((w,))]
+            raise UserError("\n  ".join(map(complaint, wrong)))
+        ours = [w for w in ours if not refusal((w,))]
     return " ".join(map(str, [*users, *ours])) if ours else text
 
 
@@ -231,73 +185,6 @@ def generation(gpus: str) -> str | None:
     """The generation in what nvidia-smi says of the GPUs, None if none that the table knows."""
     found = (g for g, name in GENERATIONS.items() if re.search(rf"\b{name}\b", gpus))
     return next(found, None)
-
-
-def jaxlib_version() -> tuple[int, ...]:
-    """Of the installed jaxlib, without importing it."""
-    return tuple(int(part) for part in re.findall(r"\d+", metadata.version("jaxlib")))
-
-
-@functools.cache
-def _libraries() -> tuple[mmap.mmap, ...]:
-    """The libraries that read XLA_FLAGS: jaxlib's, and that of a CUDA plugin."""
-    files = []
-    for package, pattern in (("jaxlib", "*"), ("jax_plugins", "xla_cuda*/*")):
-        spec = importlib.util.find_spec(package)
-        for folder in spec.submodule_search_locations or () if spec else ():
-            found = [p for p in pathlib.Path(folder).glob(pattern) if p.suffix in (".so", ".dylib")]
-            files += sorted(found, key=lambda p: p.stat().st_size)[-1:]
-    maps = []
-    for path in files:
-        with path.open("rb") as file:
-            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return tuple(maps)
-
-
-def known(name: str) -> bool:
-    """Whether the installed libraries hold `name` as a string of its own, as they do their flags'.
-
-    A known one is found within 20 ms, an unknown one costs a look at all 350 MB (0.4 s).
-    """
-    return all(library.find(b"\0%b\0" % name.encode()) >= 0 for library in _libraries())
-
-
-def names() -> list[str]:
-    """The flags that jaxlib knows, and a few strings that look like them."""
-    found = re.findall(rb"\0(xla_[a-z0-9_]+)(?=\0)", _libraries()[0]) if _libraries() else []
-    return sorted({name.decode() for name in found})
-
-
-_START = "from jaxlib import xla_client; xla_client.make_cpu_client()"
-_ENDED = ("Unknown flag", "Flag parsing failed")
-
-
-@functools.cache
-def _reads(words: tuple[Word, ...]) -> bool:
-    """Whether jaxlib starts with these flags, tried in a process of its own (0.2 s). What the
-    process says decides; any other failure is for the command itself to meet."""
-    environment = {**os.environ, VARIABLE: " ".join(map(str, words)), "JAX_PLATFORMS": "cpu"}
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        tried = subprocess.run(
-            [sys.executable, "-c", _START],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-        )
-        return tried.returncode == 0 or not any(said in tried.stderr for said in _ENDED)
-    return True
-
-
-def _complaint(word: Word) -> str:
-    version = metadata.version("jaxlib")
-    if known(word.name):
-        return f"{VARIABLE}: jaxlib {version} cannot read the value in {word}"
-    near = difflib.get_close_matches(word.name, names(), n=3, cutoff=0.7)
-    hint = f"; did you mean --{' or --'.join(near)}?" if near else ""
-    return f"{VARIABLE}: jaxlib {version} does not know --{word.name}{hint}"
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

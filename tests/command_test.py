@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 from optimus_jax import command
+from optimus_jax.config import Config, EncoderParallel
 from tests.conftest import ROOT, RunHere
 
 CONFIG = """
@@ -52,16 +53,17 @@ def test_everything_wrong_with_a_command_line_is_said_at_once() -> None:
     assert done.stderr.splitlines() == [
         "8 error(s) in the configuration:",
         "  config.model.encoder.widht: unknown, did you mean width?"
-        " (valid: heads, hidden, layers, patch, width)",
+        " (valid: block, heads, hidden, input, layers, patch, width)",
         "  config.modl: unknown, did you mean model?"
-        " (valid: data, evaluate_examples, hardware, model, parallel, train)",
+        " (valid: data, emulate, evaluate_examples, hardware, model, parallel, train)",
         "  config.train.steps: expected a whole number, got 'ten'",
         "  config.train.learning_rate: no value; write --config.train.learning_rate=value",
-        "  config.model.llm: a group of settings; set one of heads, hidden, layers, width",
+        "  config.model.llm: a group of settings; set one of block, heads, hidden, kv_heads,"
+        " layers, width",
         "  config.parallel.method: unknown 'filed', did you mean filled or filled_whole?"
-        " (valid: text_only, encoder_first, phased, coarse, filled_whole, filled)",
+        " (valid: text_only, encoder_first, balanced, phased, coarse, filled_whole, filled)",
         "  config.train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 5"
-        " (one for each stage) = 20 parts; 20 or 40 would",
+        " (one for each replica of an encoder beside the pipeline) = 20 parts; 20 or 40 would",
         "  config.parallel: pp 5 x chunks 1 = 5 virtual stages, but the LLM has 4 layers; each"
         " needs at least one",
     ]
@@ -89,6 +91,24 @@ def show() -> int:
 def test_overrides_change_the_default_configuration(run_here: RunHere) -> None:
     done = run_here(show, "--config.train.batch=0x28", "-config.train.learning_rate=1")
     assert (done.code, done.out, done.err) == (0, "40 1f1b 1.0\nruns/digits\n", "")
+
+
+def test_what_a_configuration_leaves_out_can_be_set_too(run_here: RunHere) -> None:
+    found: list[Config] = []
+    words = ["parallel.encoder.pp=2", "parallel.zero=False", "parallel.tp=2", "data.hide_text=1"]
+    words += ["model.vocabulary=84", "model.text_length=10", "parallel.recompute=none"]
+    done = run_here(lambda: found.append(command.config()), *(f"--config.{word}" for word in words))
+    assert (done.code, done.err) == (0, "")
+    parallel = found[0].parallel
+    assert (parallel.tp, parallel.zero, parallel.recompute) == (2, False, "none")
+    assert parallel.encoder == EncoderParallel(pp=2)
+    assert found[0].data.hide_text == 1.0
+    done = run_here(show, "--config.parallel.encoder.pp=two", "--config.parallel.encoder.dp=2")
+    assert done.err.splitlines()[1:] == [
+        "  config.parallel.encoder.pp: expected a whole number, got 'two'",
+        "  config.parallel.encoder.dp: unknown, did you mean tp or pp? (valid: pp, recompute,"
+        " sequence_parallel, tp)",
+    ]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

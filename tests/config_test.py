@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from configs.digits import get_config
 from optimus_jax.config import Config, from_config_dict, split_layers
 from optimus_jax.config_checks import ConfigError, did_you_mean
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline
 
 Values = dict[str, Any]
 
@@ -23,7 +23,7 @@ def changed(values: Values, changes: Mapping[str, Any]) -> Values:
         *groups, name = path.split(".")
         node = values
         for group in groups:
-            node = node[group]
+            node = node.setdefault(group, {})
         node[name] = value
     return values
 
@@ -43,7 +43,8 @@ POSITIVE = [
     *(f"model.encoder.{n}" for n in ("layers", "width", "heads", "hidden", "patch")),
     *(f"model.llm.{n}" for n in ("layers", "width", "heads", "hidden")),
     *(f"data.{n}" for n in ("digits_low", "digits_high")),
-    *(f"parallel.{n}" for n in ("dp", "pp", "chunks", "microbatches")),
+    *(f"parallel.{n}" for n in ("dp", "pp", "tp", "chunks", "microbatches")),
+    *(f"parallel.encoder.{n}" for n in ("pp", "tp")),
     *(f"train.{n}" for n in ("batch", "steps", "log_every", "save_every", "keep", "clip")),
 ]
 
@@ -92,12 +93,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"train.batch": 33},
         "train.batch: 33 rows do not divide into dp 1 x microbatches 4 x encoder units 2 (one for"
-        " each stage) = 8 parts; 32 or 40 would",
+        " each replica of an encoder beside the pipeline) = 8 parts; 32 or 40 would",
     ),
     (
         {"train.batch": 1, "parallel.microbatches": 4096},
         "train.batch: 1 rows do not divide into dp 1 x microbatches 4096 x encoder units 2 (one for"
-        " each stage) = 8192 parts; 8192 would",
+        " each replica of an encoder beside the pipeline) = 8192 parts; 8192 would",
     ),
     (
         {"parallel.chunks": 2},
@@ -133,6 +134,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "parallel.order: unknown '1f1v', did you mean 1f1b? (valid: 1f1b, gpipe)",
     ),
     ({"parallel.method": "filed"}, "parallel.method: unknown 'filed', did you mean filled"),
+    (
+        {"model.llm.block": "lama"},
+        "model.llm.block: unknown 'lama', did you mean llama? (valid: vit, gpt, vit22b, llama)",
+    ),
+    ({"model.encoder.block": "vit22"}, "model.encoder.block: unknown 'vit22', did you mean "),
+    ({"model.encoder.input": "sound"}, "model.encoder.input: unknown 'sound' (valid: image, "),
+    (
+        {"parallel.recompute": "select"},
+        "parallel.recompute: unknown 'select', did you mean selective? (valid: full, selective,"
+        " none)",
+    ),
+    ({"parallel.encoder.recompute": "no"}, "parallel.encoder.recompute: unknown 'no', did you "),
+    ({"parallel.gradients": "float16"}, "parallel.gradients: unknown 'float16', did you mean "),
 ]
 
 
@@ -176,8 +190,10 @@ def test_missing_and_unknown_keys_are_named(values: Values) -> None:
     assert errors_of(values, {}) == [
         "config.model.encoder: missing",
         "config.model.llm.widht: unknown, did you mean width?"
-        " (valid: layers, width, heads, hidden)",
-        "config.parallel.stages: unknown (valid: dp, pp, chunks, microbatches, order, method)",
+        " (valid: layers, width, heads, hidden, block, kv_heads)",
+        "config.parallel.stages: unknown (valid: dp, pp, chunks, microbatches, order, method, tp,"
+        " encoder, more_encoders, sequence_parallel, zero, recompute, gradients, encoder_cap,"
+        " fuse)",
         "config.train.seed: missing",
     ]
 
@@ -260,7 +276,7 @@ def test_the_given_configuration_and_the_plans_it_names_are_taken(values: Values
     config = from_config_dict(values)
     assert isinstance(config, Config)
     assert (config.microbatch_rows, config.model.image_tokens, config.model.sequence) == (8, 40, 49)
-    assert config.pipeline == Pipeline(2, 4, 1, 2, (1, 1), 2)
+    assert config.pipeline == Pipeline(2, 4, 1, (1, 1), (EncoderPipeline((2,)),))
     for change in ({"parallel.pp": 1}, {"parallel.dp": 2}):
         assert errors_of(get_config().to_dict(), change) == []
 
@@ -277,7 +293,7 @@ def test_rows_and_layers_of_a_larger_plan(values: Values) -> None:
     }
     config = from_config_dict(changed(values, changes))
     assert config.microbatch_rows == 6
-    assert config.pipeline == Pipeline(3, 6, 2, 3, (2, 2, 1, 1, 1, 1), 5)
+    assert config.pipeline == Pipeline(3, 6, 2, (2, 2, 1, 1, 1, 1), (EncoderPipeline((5,)),))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 def verify(*words: str) -> tuple[int, dict]:
     line = [sys.executable, "-m", "optimus_jax.verify", "--json", *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=3600)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
@@ -22,10 +22,10 @@ def test_a_broken_run_ends_with_code_1() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_whole_grid_holds_in_two_processes() -> None:
     code, found = verify("--processes=2")
-    assert code == 0 and found["cases"] >= 150
+    assert code == 0 and found["cases"] >= 350 and found["plans"] >= 100
     assert found["worst_loss_rel_err"] <= 1e-6
     assert found["worst_grad_rel_err"] <= 1e-5
 
@@ -33,5 +33,5 @@ def test_the_whole_grid_holds_in_two_processes() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_pipeline_compiled_as_for_training_holds_too() -> None:
-    code, found = verify("--optimize", "--match=pp2 dp1")
-    assert code == 0 and found["cases"] == 42
+    code, found = verify("--optimize", "--match=pp2 dp1 tp1 V1")
+    assert code == 0 and found["cases"] >= 30

@@ -1,26 +1,53 @@
-"""Costs: seconds of each kind of work, by layer, and of a transfer."""
+"""Costs: seconds of each kind of work, by layer, and of transfers and collectives."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 from typing import Any
 
-from optimus_jax.config import Config, EncoderConfig, LlmConfig
-from optimus_jax.cost.flops import layer_flops_forward
-from optimus_jax.cost.hardware import HARDWARE, Chip
-from optimus_jax.cost.transformer import Transformer
-from optimus_jax.schedule.simulate import Durations
+from optimus_jax.config import Config
+from optimus_jax.errors import UserError
+from optimus_jax.schedule.simulate import Durations, EncoderDurations
+from optimus_jax.schedule.task import Pipeline
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """Seconds of one forward, and of its backward with the layer's recomputation."""
+    """Seconds of one forward, and of its backward with what it computes again."""
 
     forward: float
     backward: float
+
+
+NOTHING = Pass(0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderCosts:
+    """Seconds of an encoder's parts, of one unit on one device: the share of a microbatch's
+    pictures that the configuration's own pipeline cuts it into. `feature_exchange` is a transfer of
+    features between two devices, `hidden_exchange` one between two of the encoder's stages (None:
+    as one of LLM values)."""
+
+    layer: Pass
+    input_embedding: Pass
+    projector: Pass
+    feature_exchange: float | None = None
+    hidden_exchange: float | None = None
+
+    def durations(self, layers: int, share: float, alone: bool) -> EncoderDurations:
+        """Of units that are `share` times as large; without exchanges on a device `alone`."""
+
+        def times(way: str) -> tuple[float, ...]:
+            found = [getattr(self.layer, way)] * layers
+            found[0] += getattr(self.input_embedding, way)
+            found[-1] += getattr(self.projector, way)
+            return tuple(share * seconds for seconds in found)
+
+        moves = (None, None) if alone else (self.feature_exchange, self.hidden_exchange)
+        return EncoderDurations(times("forward"), times("backward"), *moves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,58 +56,74 @@ class Costs:
 
     `source` says where the numbers come from: 'analytic' ones are estimates from operation counts
     and a table of chips, not measurements. `llm_task` is what an LLM task takes beside its layers.
-    `head` is forward with its backward, both run by the last stage's F. `exchange` is one transfer
-    of an LLM payload between two devices, `feature_exchange` one of features (None: the same),
-    `epilogue` the rest of a step: gradient reduction, norm, optimiser, start and end.
+    `head` is forward with its backward, both run by the last stage's F. `encoders` has those of
+    each encoder by name. `exchange` is one transfer of an LLM payload between two devices.
+    `gather` and `scatter` are the collectives over the LLM's replicas before and after a device's
+    tasks, beside which encoder tasks run if there is `overlap`; `window` is how long those of one
+    LLM layer keep the device waiting, so that an encoder layer fused with it hides. `epilogue` is
+    the rest of a step: reductions that nothing runs beside, norm, optimiser, start and end.
     """
 
     source: str
     llm_layer: Pass
     llm_embedding: Pass
     head: float
-    encoder_layer: Pass
-    patch_embedding: Pass
-    projector: Pass
+    encoders: dict[str, EncoderCosts]
     exchange: float
     epilogue: float
-    feature_exchange: float | None = None
-    llm_task: Pass = Pass(0.0, 0.0)
+    llm_task: Pass = NOTHING
+    gather: float = 0.0
+    scatter: float = 0.0
+    overlap: bool = False
+    window: Pass = NOTHING
 
-    def durations(self, config: Config) -> Durations:
-        """The seconds of each task and transfer."""
-        pipe = config.pipeline
-        task, layer = self.llm_task, self.llm_layer
-        forward = [task.forward + n * layer.forward for n in pipe.llm_layers]
-        backward = [task.backward + n * layer.backward for n in pipe.llm_layers]
-        forward[0] += self.llm_embedding.forward
-        backward[0] += self.llm_embedding.backward
+    def durations(self, config: Config, pipe: Pipeline | None = None) -> Durations:
+        """The seconds of each task and transfer, of the configuration's pipeline or of another with
+        the same model and microbatches, such as that of the method `balanced`. Where its encoder
+        units are larger or smaller, so are their seconds.
+
+        Raises UserError if an encoder of the model has no costs.
+        """
+        own = config.pipeline
+        pipe = pipe or own
+        missing = [name for name in config.model.encoders if name not in self.encoders]
+        if missing:
+            raise UserError(
+                f"costs of {', '.join(self.encoders)} say nothing of {' and '.join(missing)}:"
+                " they are of another model"
+            )
+
+        def stages(way: str) -> list[float]:
+            task, layer = getattr(self.llm_task, way), getattr(self.llm_layer, way)
+            return [
+                task + n * layer if v >= pipe.first_stage else 0.0
+                for v, n in enumerate(pipe.llm_layers)
+            ]
+
+        forward, backward = stages("forward"), stages("backward")
+        forward[pipe.first_stage] += self.llm_embedding.forward
+        backward[pipe.first_stage] += self.llm_embedding.backward
         forward[-1] += self.head
-        encoder_forward = [self.encoder_layer.forward] * pipe.encoder_layers
-        encoder_backward = [self.encoder_layer.backward] * pipe.encoder_layers
-        for end, part in ((0, self.patch_embedding), (-1, self.projector)):
-            encoder_forward[end] += part.forward
-            encoder_backward[end] += part.backward
+        encoders = tuple(
+            self.encoders[name].durations(
+                sizes.total, before.units / sizes.units, alone=pipe.stages == 1
+            )
+            for name, sizes, before in zip(
+                config.model.encoders, pipe.encoders, own.encoders, strict=True
+            )
+        )
         return Durations(
             tuple(forward),
             tuple(backward),
-            tuple(encoder_forward),
-            tuple(encoder_backward),
+            encoders,
             transfer=self.exchange if pipe.stages > 1 else 0.0,
-            feature_transfer=self.feature_exchange if pipe.stages > 1 else None,
             epilogue=self.epilogue,
+            gather=self.gather,
+            scatter=self.scatter,
+            overlap=self.overlap,
+            # without it the executor runs no fused tasks
+            window=dataclasses.astuple(self.window) if config.parallel.fuse else (0.0, 0.0),
         )
-
-    def _check(self) -> None:
-        """Raises TypeError for a part that is not seconds."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "source" or (value is None and field.default is None):
-                continue
-            seconds = [value]
-            if field.type == "Pass":
-                seconds = list(dataclasses.astuple(value)) if isinstance(value, Pass) else [None]
-            if not all(type(s) in (int, float) and 0 <= s < float("inf") for s in seconds):
-                raise TypeError(f"{field.name} is {value!r}, not seconds")
 
     def save(self, path: str | pathlib.Path) -> None:
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
@@ -93,83 +136,61 @@ class Costs:
         """
         values: dict[str, Any] = json.loads(pathlib.Path(path).read_text())
         try:
-            parts: dict[str, Any] = {
-                name: Pass(**value) if isinstance(value, dict) else value
-                for name, value in values.get("costs", values).items()
+            values = dict(values.get("costs", values))
+            encoders = {
+                name: _built(EncoderCosts, part)
+                for name, part in values.pop("encoders", {}).items()
             }
-            costs = cls(**parts)
-            costs._check()
-            return costs
-        except (TypeError, AttributeError) as error:
+            if not encoders:
+                raise TypeError("no encoder")
+            return _built(cls, values, encoders=encoders)
+        except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not costs: {error}") from None
 
 
-def analytic(config: Config) -> Costs:
-    """Costs from operation counts; a backward computes its layer's forward again (B = 3F)."""
-    model, parallel = config.model, config.parallel
-    chip, dtype = HARDWARE[config.hardware], config.model.dtype
-    rows, unit_rows = config.microbatch_rows, config.microbatch_rows // parallel.pp
-    text, patches = rows * model.sequence, unit_rows * model.image_tokens
-    llm, encoder = model.llm, model.encoder
+def _built(kind: type, values: dict[str, Any], **ready: Any) -> Any:
+    """A dataclass of seconds from JSON. Raises TypeError for a part that is none."""
+    kinds = {field.name: field.type for field in dataclasses.fields(kind)}
+    parts: dict[str, Any] = {}
+    for name, value in values.items():
+        wanted = kinds.get(name, "")
+        if wanted == "Pass":
+            value = Pass(**value)
+        seconds = list(dataclasses.astuple(value)) if wanted == "Pass" else [value]
+        if wanted in ("str", "bool"):
+            sound = type(value).__name__ == wanted
+        elif value is None:
+            sound = wanted == "float | None"
+        else:
+            sound = all(type(s) in (int, float) and 0 <= s < float("inf") for s in seconds)
+        if not sound:
+            raise TypeError(f"{name} is {value!r}, not {NOUNS.get(wanted, 'seconds')}")
+        parts[name] = value
+    return kind(**parts, **ready)
 
-    def seconds(flops: float) -> float:
-        return flops / (chip.flops[dtype] * chip.efficiency) + chip.latency
 
-    def layer(part: EncoderConfig | LlmConfig, positions: int, length: int) -> Pass:
-        flops = positions / length * layer_flops_forward(_transformer(part), length)
-        return Pass(seconds(flops), seconds(3 * flops))
-
-    def dense(positions: int, *widths: int) -> Pass:
-        flops = sum(2 * positions * a * b for a, b in itertools.pairwise(widths))
-        return Pass(seconds(flops), seconds(3 * flops))
-
-    head = dense(text, llm.width, model.vocabulary)
-    payload = text * llm.width * (4 if dtype == "float32" else 2)
-    return Costs(
-        source=f"analytic ({config.hardware})",
-        llm_layer=layer(llm, text, model.sequence),
-        llm_embedding=Pass(chip.latency, chip.latency),
-        head=head.backward,  # F and 2F; with its input at hand, nothing is computed again
-        encoder_layer=layer(encoder, patches, model.image_tokens),
-        patch_embedding=dense(patches, encoder.patch**2 * model.image_channels, encoder.width),
-        projector=dense(patches, encoder.width, model.projector_hidden, llm.width),
-        exchange=payload / chip.link + chip.latency,
-        epilogue=_epilogue(config, chip),
-    )
+NOUNS = {"str": "a word", "bool": "true or false"}
 
 
 def emulated(config: Config) -> Costs:
-    """Costs that tasks of an emulated run sleep for (config.emulate): every chunk takes the same,
-    embedding, head and the encoder's ends nothing. Exchange and epilogue are not emulated: 0."""
-    e, pipe, nothing = config.emulate, config.pipeline, Pass(0.0, 0.0)
+    """Costs that tasks of an emulated run sleep for (config.emulate): a chunk with the mean number
+    of layers takes what is said there, others in proportion; each encoder takes the same, however
+    many stages it has; embedding, head and the encoder's ends take nothing. Exchanges, collectives
+    and epilogue are not emulated: 0."""
+    e, pipe = config.emulate, config.pipeline
     stage = e.chunk_forward_s * pipe.chunks
-    part = stage / (pipe.units * pipe.encoder_layers)
+    layer = e.chunk_forward_s * pipe.virtual_stages / sum(pipe.llm_layers)
+    encoders = {}
+    for name, sizes in zip(config.model.encoders, pipe.encoders, strict=True):
+        part = stage / (sizes.units * sizes.total)
+        costs = Pass(part * e.encoder, part * e.encoder_backward)
+        encoders[name] = EncoderCosts(costs, NOTHING, NOTHING)
     return Costs(
         source="emulated",
-        llm_task=Pass(e.chunk_forward_s, e.chunk_forward_s * e.backward),
-        llm_layer=nothing,
-        llm_embedding=nothing,
+        llm_layer=Pass(layer, layer * e.backward),
+        llm_embedding=NOTHING,
         head=0.0,
-        encoder_layer=Pass(part * e.encoder, part * e.encoder_backward),
-        patch_embedding=nothing,
-        projector=nothing,
+        encoders=encoders,
         exchange=0.0,
         epilogue=0.0,
     )
-
-
-def _transformer(part: EncoderConfig | LlmConfig) -> Transformer:
-    return Transformer("", part.layers, part.width, part.heads, part.hidden)
-
-
-def _epilogue(config: Config, chip: Chip) -> float:
-    """All-reduce of the layers' gradients in float32 and a pass of AdamW over them, on the device
-    with most LLM layers; embedding, head and projector are left out."""
-    llm, encoder, parallel = config.model.llm, config.model.encoder, config.parallel
-
-    stage = sum(config.pipeline.llm_layers[:: parallel.pp])
-    own = stage * _transformer(llm).layer_parameters
-    shared = encoder.layers * _transformer(encoder).layer_parameters
-    devices = parallel.dp * parallel.pp
-    moved = 2 * 4 * (own * (parallel.dp > 1) + shared * (devices > 1))
-    return moved / chip.link + 30 * (own + shared) / (chip.flops["float32"] * chip.efficiency)

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 
 from optimus_jax.gpu.compilation import Compiled
+from optimus_jax.gpu.runs import runs
 from optimus_jax.gpu.tally import (
     DATA,
     TENSOR,
+    Tally,
     direction,
     encoder_kernels,
     is_filled,
@@ -24,7 +26,9 @@ from optimus_jax.gpu.target import Target
 from optimus_jax.gpu.windows import Collective, within
 
 PLANNED, UNPAIRED, CONTROL = "as planned", "pairing off", "control"
-GIB = 2**30
+Passes = Mapping[str, Mapping[str, float]]  # as runs.passes gives them
+
+MIB, GIB = 2**20, 2**30
 LIMITS = """\
 What this cannot say: it is the order in which kernels would be launched, for GPUs that are not
 there, and XLA's own model of their times. Nothing ran and nothing was tuned; whether kernels and
@@ -32,29 +36,37 @@ collectives really run side by side, and how much each slows the other, only GPU
 combine collectives, or turn one kind into another: what is counted is what it made of them."""
 
 
-def values(target: Target, found: Mapping[str, Compiled]) -> dict[str, Any]:
-    """The JSON object: the compile as planned, and the others under their names."""
+def values(target: Target, found: Mapping[str, Compiled], counts: Passes) -> dict[str, Any]:
+    """The JSON object: the compile as planned, and the others under their names. Counts are those
+    of one step of one device, the mean of the stages; `places` those in the program's text."""
     first, *others = found
     names = {UNPAIRED: "pairing_off", CONTROL: "control"}
     return {
         "target": str(target),
         "jax": jax.__version__,
-        **_values(found[first]),
-        **{names[name]: _values(found[name]) for name in others},
+        **_values(found[first], counts),
+        **{names[name]: _values(found[name], counts) for name in others},
     }
 
 
-def _values(compiled: Compiled) -> dict[str, Any]:
-    counts = tally(compiled.collectives)
+def _values(compiled: Compiled, passes: Passes) -> dict[str, Any]:
+    every = compiled.collectives
+    return {
+        **_counts(tally(every, runs(every, passes))),
+        "places": _counts(tally(every)),
+        "synchronous": sum(c.is_sync for c in compiled.collectives),
+        "predicted_us": round(predicted_us(compiled), 3),
+        "memory": compiled.memory,
+        "compile_s": round(compiled.seconds, 3),
+    }
+
+
+def _counts(counts: Tally) -> dict[str, Any]:
     return {
         "llm_collectives": only(counts.collectives, TENSOR),
         "dp_collectives": only(counts.collectives, DATA),
         "planned_windows": only(counts.planned, (*TENSOR, *DATA)),
         "with_encoder_compute": only(counts.filled, (*TENSOR, *DATA)),
-        "synchronous": sum(c.is_sync for c in compiled.collectives),
-        "predicted_us": round(predicted_us(compiled), 3),
-        "memory": compiled.memory,
-        "compile_s": round(compiled.seconds, 3),
     }
 
 
@@ -63,7 +75,7 @@ def predicted_us(compiled: Compiled) -> float:
     return sum(timed.us for timed in compiled.timed)
 
 
-def text(target: Target, found: Mapping[str, Compiled]) -> str:
+def text(target: Target, found: Mapping[str, Compiled], counts: Passes) -> str:
     """For people: what was compiled, the counts side by side, each collective of the LLM, and what
     is not overlapped."""
     compiled = found[PLANNED]
@@ -72,7 +84,7 @@ def text(target: Target, found: Mapping[str, Compiled]) -> str:
         f" {compiled.seconds:.1f} s",
         _memory(target, compiled),
         "",
-        *_counts(found),
+        *_table(found, counts),
         "",
         *_collectives(compiled),
         "",
@@ -87,25 +99,34 @@ def text(target: Target, found: Mapping[str, Compiled]) -> str:
 
 def _memory(target: Target, compiled: Compiled) -> str:
     total, held = compiled.memory["total"], target.gpu.memory
-    parts = ", ".join(f"{k} {v / GIB:.2f}" for k, v in compiled.memory.items() if k != "total")
+    parts = ", ".join(f"{k} {_size(v)}" for k, v in compiled.memory.items() if k != "total")
     verdict = "" if total <= held else ": DOES NOT FIT"
-    return f"memory of a device: {total / GIB:.2f} of {held / GIB:.1f} GiB ({parts}){verdict}"
+    return f"memory of a device: {_size(total)} of {_size(held)} ({parts}){verdict}"
 
 
-def _counts(found: Mapping[str, Compiled]) -> list[str]:
-    """One block of rows for each compile."""
+def _size(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+
+
+def _table(found: Mapping[str, Compiled], passes: Passes) -> list[str]:
+    """Counts in a step and in the program's text, a block of rows for each compile."""
     keys = (*TENSOR, *DATA)
-    lines = [f"{'collectives in the program':44}" + "".join(f"{key:>10}" for key in keys)]
+    lines = [f"{'in a step of a device (in the program)':44}" + "".join(f"{k:>15}" for k in keys)]
     for name, compiled in found.items():
-        counts = tally(compiled.collectives)
-        rows = {
-            f"{name}: the LLM's": counts.collectives,
-            "  planned to have encoder work": counts.planned,
-            "  of these, with its products inside": counts.filled,
-        }
-        for label, numbers in rows.items():
-            lines.append(f"{label:44}" + "".join(f"{numbers[key]:>10g}" for key in keys))
-        lines.append(f"{'  XLA predicts, every loop once':44}{predicted_us(compiled):>10,.0f} us")
+        every = compiled.collectives
+        step, places = tally(every, runs(every, passes)), tally(every)
+        for label, field in (
+            (f"{name}: collectives of the LLM", "collectives"),
+            ("  planned to have encoder work beside them", "planned"),
+            ("  of these, with products of the encoder", "filled"),
+        ):
+            a, b = getattr(step, field), getattr(places, field)
+            cells = (f"{a[k]:g} ({b[k]:g})" for k in keys)
+            lines.append(f"{label:44}" + "".join(f"{cell:>15}" for cell in cells))
+        lines.append(
+            f"{'  XLA predicts, every timed loop once':44}{predicted_us(compiled):>12,.0f} us"
+        )
     return lines
 
 
@@ -140,7 +161,7 @@ def _inside(c: Collective) -> str:
         return "nothing"
     own = {k.name for k in encoder_kernels(c)}
     products = sum(bool(k.products) for k in c.inside if k.name in own)
-    kinds = collections.Counter(k.opcode for k in c.inside)
+    kinds = collections.Counter(k.opcode.removesuffix("-start") for k in c.inside)
     every = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     return f"{every}; the encoder's: {len(own)}, {products} with products"
 
@@ -156,13 +177,12 @@ def _times(compiled: Compiled) -> list[str]:
         for t in compiled.timed
         if t.name in own
     ]
+    if not rows:
+        return ["XLA timed no loop with a collective of the LLM."]
     return [
-        f"XLA timed {len(compiled.timed)} computations, each by itself: a loop inside takes no time"
-        " there, and those",
-        "without collectives are not among them. One pass through those with collectives of the"
-        " LLM:"
-        if rows
-        else "with collectives of the LLM are not among them.",
+        f"XLA timed {len(compiled.timed)} computations, those with asynchronous collectives, each"
+        " by itself: a loop",
+        "inside takes no time there. One pass through those with collectives of the LLM:",
         *rows,
     ]
 

@@ -8,51 +8,54 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as Spec
 
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
-from optimus_jax.models.mllm import Mllm
-from optimus_jax.parallel.mesh import Grid, make_meshes
-from optimus_jax.plan.plan import make_plan
-from optimus_jax.runtime.executor import TABLE_SPECS, Executor
-from optimus_jax.runtime.trainer import Trainer
+from optimus_jax.runtime.executor import Executor
+from optimus_jax.runtime.trainer import Trainer, TrainState
+from optimus_jax.schedule.program import Program
 
 
-def lowered_step(config: Config, devices: Sequence[jax.Device], pairing: bool = True) -> Any:
+def lowered_step(
+    config: Config, program: Program, devices: Sequence[jax.Device], pairing: bool = True
+) -> Any:
     """The step that train would run on these devices (jax.stages.Lowered), from shapes alone.
 
     Without `pairing`, no encoder work is tied to a collective; all else is the same.
     """
-    plan = make_plan(config)
-    meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), devices)
-    model, slots = Mllm(config.model), plan.program.slots
-    executor = Executor(model, config.pipeline, meshes, slots, config.microbatch_rows)
+    executor = Executor.of(config, program.slots, devices, tied=pairing)
     trainer = Trainer(executor, config.train)
-    state = _placed(
-        jax.eval_shape(lambda: trainer._staged(trainer._initial(jax.random.key(0)))),
-        trainer.shardings(),
-    )
-    tables = tuple(
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(meshes.grid, spec))
-        for x, spec in zip((plan.program.table, plan.program.pattern), TABLE_SPECS, strict=True)
-    )
-    return trainer.train_step().lower(state, _batch(config, executor), *tables)
+    state = _state(trainer)
+    return trainer.train_step().lower(state, _batch(config, executor), *_tables(program, executor))
+
+
+def _state(trainer: Trainer) -> TrainState:
+    """The staged state of a run."""
+    made = jax.eval_shape(lambda key: trainer._staged(trainer._initial(key)), jax.random.key(0))
+    return jax.tree.map(_placed, made, trainer.shardings())
 
 
 def _batch(config: Config, executor: Executor) -> dict[str, jax.ShapeDtypeStruct]:
     """What Executor.place_batch gives for a batch of the training data."""
-    where = NamedSharding(executor.meshes.llm, Spec("dp"))
     found = {}
-    for name, row in random_batch(config.model, 1).items():
+    rows = random_batch(config.model, 1)
+    for name, spec in executor.batch_specs.items():
+        row = rows[name]
         whole = np.broadcast_to(row, (config.train.batch, *row.shape[1:]))
-        shape = executor.batch_shape(name, whole).shape
-        found[name] = jax.ShapeDtypeStruct(shape, row.dtype, sharding=where)
+        found[name] = _placed(
+            jax.eval_shape(executor.batch_shape, whole), NamedSharding(executor.meshes.llm, spec)
+        )
     return found
 
 
-def _placed(shapes: Any, shardings: Any) -> Any:
-    """A tree of shapes, each with the sharding that stands there."""
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
-    )
+def _tables(program: Program, executor: Executor) -> list[jax.ShapeDtypeStruct]:
+    """What Executor.place_tables gives."""
+    tables = program.table, program.pattern, program.prologue, program.epilogue
+    return [
+        _placed(x, NamedSharding(executor.meshes.mesh, spec))
+        for x, spec in zip(tables, executor.table_specs, strict=True)
+    ]
+
+
+def _placed(x: Any, where: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)

@@ -2,7 +2,7 @@
 
 The executor names what it traces (jax.named_scope): the tasks of the LLM by direction, the data
 parallel collectives at both ends of a step, everything that is the encoder's, and `paired` around
-each collective that encoder work is tied to.
+each collective that encoder work is tied to (with pairing off: would be tied to).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from optimus_jax.gpu.windows import Collective, Kernel, within
 
 TENSOR = {"forward": "llm_forward", "backward": "llm_backward"}
 DATA = {"gather": "gather_llm", "scatter": "scatter_llm"}
-ENCODER, PAIRED = "encoder", "paired"
+ENCODER, PAIRED = "encoder", ("paired", "unpaired")
 
 Counts = dict[str, float]
 Runs = Callable[[Collective], float]
@@ -43,7 +43,7 @@ def direction(collective: Collective) -> str | None:
 
 
 def is_planned(collective: Collective) -> bool:
-    return within(collective.op_name, PAIRED)
+    return any(within(collective.op_name, scope) for scope in PAIRED)
 
 
 def encoder_kernels(collective: Collective) -> list[Kernel]:

@@ -14,7 +14,7 @@ from optimus_jax import files
 from optimus_jax.schedule.filled import filled
 from optimus_jax.schedule.pipeline import one_f_one_b
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Orders, Pipeline, Schedule
+from optimus_jax.schedule.task import EncoderPipeline, Orders, Pipeline, Schedule
 
 COUNT, SEED = 60, 0
 STORED = pathlib.Path(__file__).with_name("optima.json")
@@ -44,7 +44,8 @@ class Instance:
 
     @property
     def pipe(self) -> Pipeline:
-        return Pipeline(self.stages, self.microbatches, self.chunks, self.units)
+        encoders = (EncoderPipeline(units=self.units),)
+        return Pipeline(self.stages, self.microbatches, self.chunks, encoders=encoders)
 
     @property
     def llm(self) -> Orders:

@@ -118,7 +118,7 @@ class _Search:
         self.before[second].append(first)
 
     def _add_encoder(self) -> None:
-        for i, u in itertools.product(self.needed, range(self.pipe.units)):
+        for i, u in itertools.product(self.needed, range(self.instance.units)):
             unit = Task(Kind.EF, i, units=(u,)), Task(Kind.EB, i, units=(u,))
             self.units.append(unit)
             on = [self.model.new_bool_var(f"{i}.{u} on {d}") for d in range(self.pipe.stages)]
@@ -213,7 +213,7 @@ class _Search:
             rows[device].append((solver.value(start), task))
         for task, start in self.unit_start.items():
             device = next(d for d, here in enumerate(self.on[task]) if solver.value(here))
-            rows[device].append((solver.value(start), self.pipe.short(task)))
+            rows[device].append((solver.value(start), self.pipe.short(task, device)))
         orders = (sorted(row, key=lambda entry: entry[0]) for row in rows)
         return Schedule(self.pipe, tuple(tuple(task for _, task in row) for row in orders))
 

@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: the sequential model under plain jit, weights cut over devices.
 
 Each device takes its share of the rows through the whole model; XLA gathers each layer's weights
-when they are needed and scatters their gradients. Layers are computed again in the backward, as the
-executor does.
+when they are needed and scatters their gradients. Layers are computed again in the backward where
+the executor's plan for the LLM computes them again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
+from optimus_jax.errors import UserError
 from optimus_jax.models.mllm import Mllm
 from optimus_jax.optimizer import make_optimizer
 from optimus_jax.parallel.mesh import Grid, make_meshes
@@ -25,11 +26,19 @@ from optimus_jax.runtime.executor import put_global
 
 
 class Fsdp:
-    """The training step of a configuration without its pipeline: same model, batch, optimiser."""
+    """The training step of a configuration without its pipeline: same model, batch, optimiser.
+
+    Raises UserError if the rows of the batch do not divide among the devices.
+    """
 
     def __init__(self, config: Config):
-        grid = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices()).grid
-        model, tx = Mllm(config.model, recompute=True), make_optimizer(config.train)
+        grid = make_meshes(Grid.of(config), jax.devices()).mesh
+        if config.train.batch % grid.size:
+            raise UserError(
+                f"fsdp: {config.train.batch} rows do not divide among {grid.size} devices"
+            )
+        again = config.parallel.recompute == "full"
+        model, tx = Mllm(config.model, recompute=again), make_optimizer(config.train)
         rows = NamedSharding(grid, Spec(grid.axis_names))
         batch = random_batch(config.model, config.train.batch)
         self.batch = {name: put_global(x, rows) for name, x in batch.items()}

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 
 from optimus_jax.config import Config
-from optimus_jax.cost.costs import Costs, Pass
+from optimus_jax.cost.costs import NOTHING, Costs, EncoderCosts, Pass
 from optimus_jax.measure import probes
 from optimus_jax.measure.rounds import Spread, by_turns
 from optimus_jax.measure.session import Session
 from optimus_jax.parallel.agreement import share
-from optimus_jax.schedule.program import Slots
+from optimus_jax.schedule.program import Payload, Shape
 from optimus_jax.schedule.task import Pipeline
 from optimus_jax.tables import table_text
 
@@ -45,22 +45,24 @@ class Profile:
         pathlib.Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n")
 
 
-def shape(pipe: Pipeline) -> tuple[Slots, int]:
-    """Least slots and ticks of a session that a profile can be taken in."""
-    slots = Slots(1, 1, min(REPEATS, pipe.microbatches), 2 * REPEATS)
-    return slots, probes.ticks_needed(pipe, slots, REPEATS)
+def shape(config: Config, pipe: Pipeline | None = None) -> Shape:
+    """Least shape of a session that a profile can be taken in."""
+    return probes.shape(pipe or config.pipeline, REPEATS, config.parallel.fuse)
 
 
-def take(session: Session, rounds: int = ROUNDS) -> Profile:
+def take(
+    session: Session, rounds: int = ROUNDS, reference: Callable[[], float] | None = None
+) -> Profile:
     """Times every probe on all devices at once, in rounds: a step with the task some times against
-    the same step without it. Every process gets the figures of the first."""
-    pipe = session.config.pipeline
-    chosen = probes.probes(pipe, REPEATS)
+    the same step without it. Every process gets the figures of the first. `reference` is run by
+    turns with them, instead of this session's own."""
+    pipe, fuse = session.pipe, session.config.parallel.fuse
+    chosen = probes.probes(pipe, REPEATS, fuse)
     runs: dict[str, Callable[[], float]] = {}
     known: dict[tuple[object, ...], str] = {}  # probes of the same preparation share its time
 
     def add(name: str, probe: probes.Probe | None, run: bool) -> str:
-        program = probes.program(probe, pipe, session.slots, session.ticks, run)
+        program = probes.program(probe, pipe, session.shape, run)
         apart = _apart(session) if probe is not None and probe.kind is not None else 0.0
         key = program.table.tobytes(), program.pattern.tobytes(), apart
         if key not in known:
@@ -71,22 +73,23 @@ def take(session: Session, rounds: int = ROUNDS) -> Profile:
 
     add("epilogue", None, False)
     pairs = {p: (add(p.name, p, True), add(f"{p.name}, without", p, False)) for p in chosen}
+    own = next(pairs[p][0] for p in chosen if p.name == REFERENCE)
+    if reference is not None:
+        runs["reference"], own = reference, "reference"
     times = by_turns(runs, rounds)
     found = {"epilogue": Spread.of(times["epilogue"])}
     for probe, (with_it, without) in pairs.items():
         both = zip(times[with_it], times[without], strict=True)
         found[probe.name] = Spread.of((a - b) / probe.repeats for a, b in both)
-    reference = Spread.of(times[next(pairs[p][0] for p in chosen if p.name == REFERENCE)])
-    found, reference = share((found, reference))
-    costs = _costs(session.config, found)
-    return Profile(costs, found, {**_where(session), "rounds": rounds}, reference)
+    found, seen = share((found, Spread.of(times[own])))
+    costs = _costs(session.config, pipe, found, session.emulated_forward is not None)
+    return Profile(costs, found, {**_where(session), "rounds": rounds}, seen)
 
 
 def reference(session: Session) -> Callable[[], float]:
     """Times a step of the REFERENCE probe."""
-    probe = next(p for p in probes.probes(session.config.pipeline, REPEATS) if p.name == REFERENCE)
-    pipe = session.config.pipeline
-    tables = session.place(probes.program(probe, pipe, session.slots, session.ticks, True))
+    probe = next(p for p in probes.probes(session.pipe, REPEATS) if p.name == REFERENCE)
+    tables = session.place(probes.program(probe, session.pipe, session.shape, True))
     return lambda: session.seconds(tables, _apart(session))
 
 
@@ -98,11 +101,17 @@ def _apart(session: Session) -> float:
     return sleep / jax.process_count() if sleep else 0.0
 
 
-def _costs(config: Config, found: dict[str, Spread]) -> Costs:
+def _costs(
+    config: Config, pipe: Pipeline, found: dict[str, Spread], emulated: bool = False
+) -> Costs:
     """Parts whose sums are the tasks measured: what a task without layers takes is its ends, the
-    rest is shared out among the layers."""
-    pipe = config.pipeline
-    most, layers = max(pipe.llm_layers), pipe.encoder_layers
+    rest is shared out among the layers.
+
+    Collectives over replicas are part of the epilogue that is measured, as nothing runs beside them
+    there; on CPUs nothing gains by it, so `gather` and `scatter` are 0. Of `emulated` tasks all
+    time is that of layers.
+    """
+    most = max(pipe.llm_layers)
 
     def median(name: str) -> float:
         return max(found[name].median, 0.0)
@@ -113,25 +122,59 @@ def _costs(config: Config, found: dict[str, Spread]) -> Costs:
     def both(function: Callable[[str], float]) -> Pass:
         return Pass(function("F"), function("B"))
 
-    def encoder(function: Callable[[str], float]) -> Pass:
-        return Pass(function("EF"), function("EB"))
+    def moved(content: str, encoder: int) -> float | None:
+        name = probes.exchange(Payload(content, encoder))
+        return median(name) if name in found else None
 
-    def encoder_layer(kind: str) -> float:
-        ends = median(f"{kind} patches") + median(f"{kind} projector")
-        return max(median(f"{kind} whole") - ends, 0.0) / layers
+    def encoder(k: int, larger: float) -> EncoderCosts:
+        layers = probes.encoder_layers(pipe, k)
 
+        def name(kind: str, part: str) -> str:
+            return probes.named(f"{kind} {part}", k)
+
+        def one(kind: str) -> float:
+            ends = median(name(kind, "patches")) + median(name(kind, "projector"))
+            return max(median(name(kind, "whole")) - ends, 0.0) / layers
+
+        def parts(function: Callable[[str], float]) -> Pass:
+            return Pass(larger * function("EF"), larger * function("EB"))
+
+        return EncoderCosts(
+            layer=parts(one),
+            input_embedding=parts(lambda kind: median(name(kind, "patches"))),
+            projector=parts(lambda kind: median(name(kind, "projector"))),
+            feature_exchange=moved("feature", k),
+            hidden_exchange=moved("hidden", k),
+        )
+
+    def hidden_in_layer(kind: str) -> float:
+        """What a fused layer saves of its two layers apart."""
+        if f"{kind} fused" not in found:
+            return 0.0
+        inside, way = probes.fused_layers(pipe), "forward" if kind == "F" else "backward"
+        apart = median(f"{kind} layers") + inside * getattr(encoder(0, 1.0).layer, way)
+        return max(apart - median(f"{kind} fused"), 0.0) / inside
+
+    if emulated:  # a sleeping task has all layers of its stage, whatever its row says
+        stage = pipe.llm_layers[:: pipe.stages]
+        layers = sum(stage) / len(stage)
+        task, layer = NOTHING, both(lambda kind: median(f"{kind} none") / layers)
+    else:
+        task = both(lambda kind: median(f"{kind} none"))
+        layer = both(lambda kind: beyond(f"{kind} layers", f"{kind} none") / most)
+    # a unit of the configuration's own pipeline may be larger
+    units = zip(pipe.encoders, config.pipeline.encoders, strict=True)
+    larger = [measured.units / own.units for measured, own in units]
     return Costs(
         source="measured",
-        llm_task=both(lambda kind: median(f"{kind} none")),
-        llm_layer=both(lambda kind: beyond(f"{kind} layers", f"{kind} none") / most),
+        llm_task=task,
+        llm_layer=layer,
         llm_embedding=both(lambda kind: beyond(f"{kind} first", f"{kind} none")),
         head=beyond("F last", "F none"),
-        encoder_layer=encoder(encoder_layer),
-        patch_embedding=encoder(lambda kind: median(f"{kind} patches")),
-        projector=encoder(lambda kind: median(f"{kind} projector")),
+        encoders={n: encoder(k, larger[k]) for k, n in enumerate(config.model.encoders)},
         exchange=median("exchange") if pipe.stages > 1 else 0.0,
-        feature_exchange=median("feature exchange") if pipe.stages > 1 else None,
         epilogue=median("epilogue"),
+        window=both(hidden_in_layer),
     )
 
 
@@ -160,16 +203,30 @@ def processor() -> str:
 
 def text(profile: Profile, config: Config) -> str:
     """The measurements as a person reads them on a terminal."""
-    pipe = config.pipeline
-    layers = {"layers": max(pipe.llm_layers), "encoder": pipe.encoder_layers}
     rows = []
     for name, spread in profile.measurements.items():
         figures = f"{1e3 * spread.median:.2f}", f"{1e3 * spread.iqr:.2f}", str(spread.count)
-        rows.append((WORDS[name].format(**layers), *figures))
+        rows.append((words(name, config), *figures))
     table = table_text(("what, alone on every device", "median, ms", "IQR", "times"), rows)
     where = profile.where
     machine = f"{where['devices']} x {where['processor']} ({where['device']}), jax {where['jax']}"
     return f"{machine}\n\n{table}"
+
+
+def words(name: str, config: Config) -> str:
+    """What a measurement is of, in words."""
+    what, _, number = name.rpartition(" ")
+    if not number.isdigit():
+        what, number = name, "0"
+    pipe, k = config.pipeline, int(number)
+    text = WORDS[what].format(
+        layers=max(pipe.llm_layers),
+        encoder=probes.encoder_layers(pipe, k),
+        inside=probes.fused_layers(pipe),
+    )
+    if len(pipe.encoders) > 1 and (what[0] == "E" or what.split()[0] in ("feature", "hidden")):
+        text += f", {list(config.model.encoders)[k]}"
+    return text
 
 
 WORDS = {
@@ -177,9 +234,11 @@ WORDS = {
     "F none": "LLM forward without layers",
     "F first": "  with the embedding",
     "F last": "  with the head, its loss and gradient",
+    "F fused": "  {inside} of the layers fused with encoder layers",
     "B layers": "LLM backward, {layers} layers",
     "B none": "LLM backward without layers",
     "B first": "  with the embedding",
+    "B fused": "  {inside} of the layers fused with encoder layers",
     "EF whole": "encoder forward of a unit, {encoder} layers",
     "EF patches": "  patch embedding only",
     "EF projector": "  projector only",
@@ -188,5 +247,6 @@ WORDS = {
     "EB projector": "  projector only",
     "exchange": "exchange of activations and gradients",
     "feature exchange": "exchange of features",
-    "epilogue": "end of a step: reduction, norm, optimiser; start",
+    "hidden exchange": "exchange between encoder stages",
+    "epilogue": "start and end of a step: reductions over replicas, norm, optimiser",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -10,60 +11,59 @@ from jax.sharding import Mesh
 
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
-from optimus_jax.models.mllm import Mllm
-from optimus_jax.parallel.mesh import Grid, make_meshes
+from optimus_jax.plan.plan import on
 from optimus_jax.runtime.clock import Clock
-from optimus_jax.runtime.executor import Executor
+from optimus_jax.runtime.executor import Executor, Tables
 from optimus_jax.runtime.trainer import Trainer
-from optimus_jax.schedule.program import Program, Slots
+from optimus_jax.schedule.program import Program, Shape
 from optimus_jax.schedule.simulate import Durations
-
-Tables = tuple[jax.Array, jax.Array]
+from optimus_jax.schedule.task import Pipeline
 
 
 class Session:
-    """The training step of a configuration with `slots`, compiled for Programs of `ticks` ticks.
+    """The training step of a configuration, compiled for Programs of one shape.
 
-    Pictures and text are noise. With `emulate`, tasks are sleeps; with a `clock`, the step notes
-    when its parts run.
+    Pictures, spectrograms and text are noise. `pipe` is another pipeline than the configuration's
+    own, with the same model, batch and devices. With `emulate`, tasks are sleeps; with a `clock`,
+    the step notes when its parts run.
     """
 
     def __init__(
         self,
         config: Config,
-        slots: Slots,
-        ticks: int,
+        shape: Shape,
         emulate: Durations | None = None,
         clock: Clock | None = None,
+        pipe: Pipeline | None = None,
     ):
-        self.config, self.slots, self.ticks, self.clock = config, slots, ticks, clock
-        self.emulated_forward = emulate.forward[0] if emulate else None  # seconds of a chunk's F
-        meshes = make_meshes(Grid(config.parallel.dp, config.parallel.pp), jax.devices())
-        self.executor = Executor(
-            Mllm(config.model),
-            config.pipeline,
-            meshes,
-            slots,
-            config.microbatch_rows,
-            emulate=emulate,
-            clock=clock,
+        self.config, self.shape, self.clock = config, shape, clock
+        # seconds of a chunk's F
+        self.emulated_forward = max(emulate.forward) if emulate else None
+        pipe = pipe or config.pipeline
+        executor = Executor.of(
+            on(pipe, config), shape.slots, jax.devices(), emulate=emulate, clock=clock
         )
+        self.executor = dataclasses.replace(executor, pipe=pipe)
         trainer = Trainer(self.executor, config.train)
         self.state = trainer.init()
         self.batch = self.executor.place_batch(random_batch(config.model, config.train.batch))
         self._step = trainer.train_step()
 
     @property
+    def pipe(self) -> Pipeline:
+        return self.executor.pipe
+
+    @property
     def mesh(self) -> Mesh:
-        return self.executor.meshes.grid
+        return self.executor.meshes.mesh
 
     def fits(self, program: Program) -> bool:
         """Whether a Program can run here."""
-        return program.ticks <= self.ticks and self.slots.covering(program.slots) == self.slots
+        return program.pipeline == self.pipe and covering(self.shape, program.shape) == self.shape
 
     def place(self, program: Program) -> Tables:
         """The tables of a Program that fits, on the devices."""
-        return self.executor.place_tables(program.padded(self.ticks, self.slots))
+        return self.executor.place_tables(program.padded(*self.shape))
 
     def run(self, tables: Tables) -> dict[str, Any]:
         """One training step; its metrics, there when it is over."""
@@ -79,3 +79,13 @@ class Session:
             time.sleep(late * jax.process_index())
         self.run(tables)
         return time.perf_counter() - start
+
+
+def covering(one: Shape, other: Shape) -> Shape:
+    """The least shape that Programs of both fit."""
+    return Shape(
+        max(one.ticks, other.ticks),
+        one.slots.covering(other.slots),
+        max(one.prologue, other.prologue),
+        max(one.epilogue, other.epilogue),
+    )

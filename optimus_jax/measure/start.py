@@ -21,13 +21,14 @@ def define_processes() -> None:
 
 def wrong_processes(config: Config) -> list[str]:
     """What is wrong with --processes, in words."""
-    devices, count = config.parallel.dp * config.parallel.pp, flags.FLAGS.processes
-    if count in (0, devices):
+    p, count = config.parallel, flags.FLAGS.processes
+    if count in (0, p.devices):
         return []
+    tensor = f" x tp {p.tp}" if p.tp > 1 else ""
     return [
-        f"--processes={count}: the plan has {devices} devices (dp {config.parallel.dp} x pp"
-        f" {config.parallel.pp}), and each is to have a process of its own: pass"
-        f" --processes={devices} or change the plan"
+        f"--processes={count}: the plan has {p.devices} devices (dp {p.dp} x pp {p.pp}{tensor}),"
+        f" and each is to have a process of its own: pass --processes={p.devices} or change the"
+        " plan"
     ]
 
 
@@ -36,7 +37,7 @@ def start(module: str, config: Config, crowded: bool = False) -> int | None:
     joins the others and returns None. A warning says if they share cores, unless `crowded` is meant
     to be fine. Raises UserError for a cluster of another size.
     """
-    devices = config.parallel.dp * config.parallel.pp
+    devices = config.parallel.devices
     if devices > 1 and cluster.count() == 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else devices
         if devices > cores and not crowded:

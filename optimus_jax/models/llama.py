@@ -51,8 +51,8 @@ class Block(nnx.Module):
 
 def pieces(causal: bool) -> tuple[Piece, ...]:
     def mix(p: Params, state: State, region: Region) -> State:
-        x_BTD, *qkv = state
-        return x_BTD, attend(*qkv, causal, region)
+        x_BTD, q_BNTH, k_BKTH, v_BKTH = state
+        return x_BTD, attend(q_BNTH, k_BKTH, v_BKTH, causal, region)
 
     return _qkv, mix, _out, _up, _down
 

@@ -40,7 +40,8 @@ class Block(nnx.Module):
 def pieces(causal: bool) -> tuple[Piece, ...]:
     def mix(p: Params, state: State, region: Region) -> State:
         x_BTD, qkv_CBNTH = state
-        return x_BTD, attend(*qkv_CBNTH, causal, region)
+        q_BNTH, k_BNTH, v_BNTH = qkv_CBNTH
+        return x_BTD, attend(q_BNTH, k_BNTH, v_BNTH, causal, region)
 
     return _qkv, mix, _out, _up, _down
 

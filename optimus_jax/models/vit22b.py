@@ -31,11 +31,10 @@ class QkNorm(nnx.Module):
 
 class Attention(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, s: Sizes):
-        shape, scale = (s.width, 3, s.heads, s.head), s.width**-0.5
-        self.qkv = weight(rngs, shape, ("width", None, "heads", None), scale)
-        self.qk_norm = QkNorm(s.head)
-        shape = s.heads, s.head, s.width
-        self.out = weight(rngs, shape, ("heads", None, "width"), s.gain * scale)
+        width, heads, head, scale = s.width, s.heads, s.head, s.width**-0.5
+        self.qkv = weight(rngs, (width, 3, heads, head), ("width", None, "heads", None), scale)
+        self.qk_norm = QkNorm(head)
+        self.out = weight(rngs, (heads, head, width), ("heads", None, "width"), s.gain * scale)
 
 
 class Mlp(nnx.Module):

@@ -164,9 +164,7 @@ def make_meshes(grid: Grid, devices: Sequence[jax.Device]) -> Meshes:
         mesh=mesh(**grid.shape),
         llm=mesh(dp=grid.dp, pp=grid.pp, tp=grid.tp),
         encoders={
-            e.name: mesh(
-                dp=grid.dp, po=grid.pp // e.pp, pp=e.pp, to=grid.tp // e.tp, tp=e.tp
-            )
+            e.name: mesh(dp=grid.dp, po=grid.pp // e.pp, pp=e.pp, to=grid.tp // e.tp, tp=e.tp)
             for e in grid.encoders
         },
     )

@@ -15,6 +15,7 @@ RULES: dict[str | None, str | None] = {
     None: None,
 }
 
+
 def is_axes(x: object) -> bool:
     """Whether a node of a tree of axis names is a leaf."""
     return isinstance(x, tuple)

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optimus_jax.config import build
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.cost.memory import POLICIES
 from optimus_jax.cost.transformer import MODELS
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.settings import build
 
 
 def is_cluster(values: Mapping[str, Any]) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 from optimus_jax.config import Config
-from optimus_jax.cost.costs import Costs, analytic
+from optimus_jax.cost.analytic import analytic
+from optimus_jax.cost.costs import Costs
+from optimus_jax.schedule.balanced import balanced_pipeline
 from optimus_jax.schedule.bubbles import BubbleReport, Lane, bubble_report
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule as make_schedule
 from optimus_jax.schedule.program import Program
 from optimus_jax.schedule.simulate import Durations, event_driven
-from optimus_jax.schedule.task import Schedule
+from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError
 from optimus_jax.schedule.validate import validate
+
+BALANCED = "balanced"  # the method that cuts a pipeline of its own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +38,14 @@ class Plan:
     bubbles: BubbleReport
 
     @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline that the Program runs on: the configuration's, or that of `balanced`."""
+        return self.program.pipeline
+
+    @property
     def program_s(self) -> float:
-        """Predicted seconds of the tick program."""
+        """Predicted seconds of the tick program, with the collectives around it that encoder tasks
+        may run beside."""
         return self.bubbles.step
 
     @property
@@ -44,18 +54,27 @@ class Plan:
         return self.program_s + self.durations.epilogue
 
 
-def make_plan(config: Config, costs: Costs | None = None, method: str | None = None) -> Plan:
-    """The plan of a checked configuration, with its method or another.
+def make_plan(
+    config: Config,
+    costs: Costs | None = None,
+    method: str | None = None,
+    pipe: Pipeline | None = None,
+) -> Plan:
+    """The plan of a checked configuration, with its method or another, on the pipeline that the
+    method runs on or a given one.
 
-    Raises ScheduleError if its program is unsound.
+    Raises ScheduleError if its program is unsound, or if the method cannot run on its pipeline.
     """
-    costs = costs or analytic(config)
-    pipe, durations, order = config.pipeline, costs.durations(config), config.parallel.order
-    schedule = make_schedule(method or config.parallel.method, order, pipe, durations)
+    costs, method = costs or analytic(config), method or config.parallel.method
+    pipe, order = pipe or pipeline_for(config, costs, method), config.parallel.order
+    durations = costs.durations(config, pipe)
+    schedule = make_schedule(method, order, pipe, durations)
     program = lower(schedule, durations)
     validate(program, schedule)
-    alone = lower(make_schedule("text_only", order, pipe, durations), durations).time(durations)
-    lanes = program.time(durations)
+    own = costs.durations(config)
+    alone = lower(make_schedule("text_only", order, config.pipeline, own), own)
+    lanes, alone_lanes = program.time(durations), alone.time(own)
+    ends = program.end(durations), alone.end(own)
     return Plan(
         costs=costs,
         durations=durations,
@@ -63,6 +82,37 @@ def make_plan(config: Config, costs: Costs | None = None, method: str | None = N
         program=program,
         event_driven_s=event_driven(schedule, durations).end,
         lanes=list(lanes),
-        alone=list(alone),
-        bubbles=bubble_report(lanes, alone),
+        alone=list(alone_lanes),
+        bubbles=bubble_report(lanes, alone_lanes, (durations, pipe), ends),
     )
+
+
+def pipeline_for(config: Config, costs: Costs, method: str) -> Pipeline:
+    """The pipeline that a method runs on: the configuration's own, or the one that `balanced` cuts
+    by these costs.
+
+    Raises ScheduleError if there are several encoders, or too few layers to cut.
+    """
+    if method != BALANCED:
+        return config.pipeline
+    pipe, durations = config.pipeline, costs.durations(config)
+    if len(pipe.encoders) != 1:
+        raise ScheduleError(f"{BALANCED} runs one encoder, the model has {len(pipe.encoders)}")
+    llm = [sum(dataclasses.astuple(costs.llm_layer))] * sum(pipe.llm_layers)
+    llm[0] += sum(dataclasses.astuple(costs.llm_embedding))
+    llm[-1] += costs.head
+    times, units = durations.encoders[0], pipe.encoders[0].units
+    encoder = [units * (f + b) for f, b in zip(times.forward, times.backward, strict=True)]
+    return balanced_pipeline(
+        pipe.stages, pipe.microbatches, pipe.chunks, encoder, llm, cap=pipe.cap
+    )
+
+
+def on(pipe: Pipeline, config: Config) -> Config:
+    """The same with as many stages of each encoder as the pipeline has: its grid."""
+    stages = zip(config.encoder_plans.items(), pipe.encoders, strict=True)
+    plans = {name: dataclasses.replace(own, pp=sizes.stages) for (name, own), sizes in stages}
+    first, *_ = plans.values()
+    more = {name: plans[name] for name in config.parallel.more_encoders}
+    parallel = dataclasses.replace(config.parallel, encoder=first, more_encoders=more)
+    return dataclasses.replace(config, parallel=parallel)

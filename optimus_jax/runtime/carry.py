@@ -30,9 +30,9 @@ class EncoderCarry(NamedTuple):
 class Carry(NamedTuple):
     """What the ticks update in place.
 
-    `wire` [slots, rows, t, D] holds LLM values on their way, `saved` [slots, layers + 1, rows, t, D]
-    and `kept` are as an encoder's, with t the tensor shard's own positions. `grads` are sums over
-    microbatches. `nans` counts tasks and exchanges with NaN in the first element of their result.
+    `wire` [slots, rows, t, D] holds LLM values on their way, `saved` [slots, layers + 1, rows, t,
+    D] and `kept` are as an encoder's, with t the tensor shard's own positions. `grads` are sums
+    over microbatches. `nans` counts tasks and exchanges with NaN at the start of their result.
     Every loop of a tick derives it from what it computed, so none can be moved past another: only
     then does XLA update a buffer in place that an earlier loop reads (a plain counter will not do,
     XLA takes it out of the loops).

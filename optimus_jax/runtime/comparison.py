@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from optimus_jax.config import FIRST, EncoderConfig, LlmConfig, ModelConfig, split_layers
-from optimus_jax.data import tokens
 from optimus_jax.data.noise import random_batch
 from optimus_jax.models.mllm import Mllm
 from optimus_jax.models.weights import Params
@@ -20,126 +17,14 @@ from optimus_jax.parallel.mesh import EncoderGrid, Grid, make_meshes
 from optimus_jax.parallel.stages import stage_tree
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor, ModulePlan, put_global
+from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule as make_schedule
 from optimus_jax.schedule.program import Program, fit_together
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule
+from optimus_jax.schedule.task import Schedule
 from optimus_jax.schedule.validate import validate
 
 Errors = tuple[float, float]  # relative, of the loss and of the worst gradient
-
-
-@dataclasses.dataclass(frozen=True)
-class Tower:
-    """An encoder of a verified plan: what it sees, its kind of layers, its own parallel plan."""
-
-    input: str = "image"
-    block: str = "vit"
-    pp: int = 1
-    tp: int = 1
-    layers: int = 4
-    recompute: str = "full"
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """A parallel plan to verify, with the small model that it runs. `layers` of the LLM are uneven
-    where there are stages."""
-
-    pp: int
-    dp: int
-    chunks: int
-    microbatches: int
-    tp: int = 1
-    towers: tuple[Tower, ...] = (Tower(),)
-    block: str = "gpt"
-    recompute: str = "full"
-    sequence: bool = True
-    zero: bool = False
-    fuse: bool = False
-    cap: int = 0
-    dtype: str = "float32"
-
-    @property
-    def pipeline(self) -> Pipeline:
-        virtual = self.pp * self.chunks
-        encoders = tuple(EncoderPipeline(split_layers(t.layers, t.pp)) for t in self.towers)
-        layers = split_layers(virtual + (virtual > 1), virtual)
-        return Pipeline(self.pp, self.microbatches, self.chunks, layers, encoders, self.cap)
-
-    @property
-    def durations(self) -> Durations:
-        """Of tasks, so that schedules are made; with fused tasks there is time to hide in, and
-        with ZeRO time for tasks beside its collectives."""
-        some = Durations.uniform(self.pipeline, encoder=0.7)
-        if self.fuse:
-            some = dataclasses.replace(some, window=(0.05, 0.1))
-        if self.zero:
-            some = dataclasses.replace(some, gather=0.5, scatter=0.5, overlap=True)
-        return some
-
-    @property
-    def names(self) -> list[str]:
-        return [FIRST, *(f"tower{k}" for k in range(1, len(self.towers)))]
-
-    @property
-    def grid(self) -> Grid:
-        towers = zip(self.names, self.towers, strict=True)
-        encoders = tuple(EncoderGrid(name, t.pp, t.tp) for name, t in towers)
-        return Grid(self.dp, self.pp, self.tp, encoders)
-
-    @property
-    def rows(self) -> int:
-        """Of a microbatch: two for each part that an encoder cuts it into."""
-        return 2 * math.lcm(*(self.pp // t.pp * (self.tp // t.tp) for t in self.towers))
-
-    @property
-    def plans(self) -> dict[str, ModulePlan]:
-        towers = zip(self.names, self.towers, strict=True)
-        plans = {name: ModulePlan(self.sequence, t.recompute) for name, t in towers}
-        return {"llm": ModulePlan(self.sequence, self.recompute), **plans}
-
-    def model(self) -> Mllm:
-        """Odd sizes where nothing has to divide, so that mixed-up dimensions show."""
-        cut = self.tp > 1
-        heads, kv = (4, 4 if self.tp == 4 else 2) if cut else (3, 0)
-        if self.block == "llama" and not cut:
-            heads, kv = 4, 2
-        towers = [
-            EncoderConfig(
-                layers=t.layers,
-                width=16,
-                heads=4 if t.tp == 4 else 2,
-                hidden=24,
-                patch=3 if t.input == "audio" else 4,
-                block=t.block,
-                input=t.input,
-            )
-            for t in self.towers
-        ]
-        return Mllm(
-            ModelConfig(
-                dtype=self.dtype,
-                image_height=8,
-                image_width=16 if cut else 12,
-                text_length=8 if cut else 5,
-                encoder=towers[0],
-                projector_hidden=20,
-                llm=LlmConfig(
-                    layers=sum(self.pipeline.llm_layers),
-                    width=24,
-                    heads=heads,
-                    hidden=40,
-                    block=self.block,
-                    kv_heads=kv if self.block == "llama" else 0,
-                ),
-                vocabulary=4 * -(-tokens.SIZE // 4),
-                audio_frames=12,
-                audio_bands=5,
-                more_encoders=dict(zip(self.names[1:], towers[1:], strict=True)),
-            )
-        )
 
 
 def random_params(model: Mllm, seed: int = 1) -> Params:
@@ -155,20 +40,32 @@ def random_params(model: Mllm, seed: int = 1) -> Params:
     return jax.tree_util.tree_map_with_path(one, shapes)
 
 
+def grid_of(plan: SmallPlan) -> Grid:
+    """The grid of a plan."""
+    towers = zip(plan.names, plan.towers, strict=True)
+    encoders = tuple(EncoderGrid(name, t.pp, t.tp) for name, t in towers)
+    return Grid(plan.dp, plan.pp, plan.tp, encoders)
+
+
+def module_plans(plan: SmallPlan) -> dict[str, ModulePlan]:
+    """How each module of a plan computes."""
+    towers = zip(plan.names, plan.towers, strict=True)
+    plans = {name: ModulePlan(plan.sequence, t.recompute) for name, t in towers}
+    return {"llm": ModulePlan(plan.sequence, plan.recompute), **plans}
+
+
 class Bench:
     """A plan's executor, its batch, and the loss and gradients that it must have.
 
     With `quick`, everything is compiled for little compile time rather than for speed.
     """
 
-    def __init__(self, setup: Setup, quick: bool = True):
+    def __init__(self, plan: SmallPlan, quick: bool = True):
         self.options = quick_compile() if quick else {}
-        self.setup, self.pipe, self.model = setup, setup.pipeline, setup.model()
-        self.batch = random_batch(
-            self.model.config, setup.dp * setup.microbatches * setup.rows
-        )
+        self.plan, self.pipe, self.model = plan, plan.pipeline, Mllm(plan.sizes)
+        self.batch = random_batch(self.model.config, plan.dp * plan.microbatches * plan.rows)
         self.params = random_params(self.model)
-        self.meshes = make_meshes(setup.grid, jax.devices())
+        self.meshes = make_meshes(grid_of(plan), jax.devices())
         value_and_grad = jax.jit(jax.value_and_grad(self.model.loss), compiler_options=self.options)
         self.expected = {
             images: jax.tree.map(np.asarray, value_and_grad(self.params, self.batch, images))
@@ -180,14 +77,14 @@ class Bench:
         return any(d.process_index == jax.process_index() for d in self.meshes.mesh.devices.flat)
 
     def executor(self, program: Program, **options: Any) -> Executor:
-        setup = self.setup
-        fixed = {"plans": setup.plans, "zero": 0 if setup.zero else None, "fuse": setup.fuse}
+        plan = self.plan
+        fixed = {"plans": module_plans(plan), "zero": 0 if plan.zero else None, "fuse": plan.fuse}
         return Executor(
             self.model,
             self.pipe,
             self.meshes,
             program.slots,
-            setup.rows,
+            plan.rows,
             **{**fixed, "poison": True, **options},
         )
 
@@ -202,7 +99,7 @@ class Bench:
         least the whole weight's per element, so that no weight as a whole is further off."""
         wanted_loss, wanted = self.expected[images]
         total = np.sqrt(sum(float(np.sum(g**2)) for g in jax.tree.leaves(wanted)))
-        wanted = jax.tree.map(np.asarray, stage_tree(wanted, self.pipe, tuple(self.setup.names)))
+        wanted = jax.tree.map(np.asarray, stage_tree(wanted, self.pipe, tuple(self.plan.names)))
         worst = 0.0
         for g, ref in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
             for shard in g.addressable_shards:
@@ -219,12 +116,12 @@ def _finite(x: Any) -> float:
 
 
 def compare(
-    setup: Setup, cases: list[tuple[str, str]], inject: str = "", quick: bool = True
+    plan: SmallPlan, cases: list[tuple[str, str]], inject: str = "", quick: bool = True
 ) -> list[Errors]:
     """The errors of each (order, method), all through one compilation. Zero where this process has
     no device of the mesh. `inject` is one of verify.INJECTIONS."""
-    bench = Bench(setup, quick)
-    pipe, durations = bench.pipe, setup.durations
+    bench = Bench(plan, quick)
+    pipe, durations = bench.pipe, plan.durations
     if not bench.here():
         return [(0.0, 0.0)] * len(cases)
     programs = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,22 +23,23 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from optimus_jax.config import FIRST, Config
 from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.region import POLICIES, SEQUENTIAL, Region
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel import layout
-from optimus_jax.parallel.mesh import Axes, Meshes
+from optimus_jax.parallel.mesh import Axes, Grid, Meshes, make_meshes
 from optimus_jax.parallel.reduction import TOGETHER, gather, reduce_gradients
 from optimus_jax.parallel.stages import stage_axes, stage_tree
 from optimus_jax.parallel.tensor import TensorRegion
 from optimus_jax.runtime import slots as slot_buffers
-from optimus_jax.runtime.carry import Carry, Row
+from optimus_jax.runtime.carry import Carry
 from optimus_jax.runtime.clock import Clock
 from optimus_jax.runtime.emulation import Sleeps
 from optimus_jax.runtime.encoder_tasks import EncoderTasks
 from optimus_jax.runtime.llm_tasks import LlmTasks
 from optimus_jax.runtime.tick import Tick
-from optimus_jax.schedule.program import Columns, Program, Slots
+from optimus_jax.schedule.program import Program, Slots
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Pipeline
 
@@ -58,12 +59,12 @@ class Executor:
     """What the compiled step depends on; `slots` and the number of ticks come from a Program.
 
     `rows` of one microbatch. `plans` says by module ("llm" and the encoders' names) how it
-    computes. Weights of which a device holds `zero` bytes or more are cut over their replicas (None:
-    none are). `gradients` is the dtype of the sums over microbatches. With `fuse`, Programs may have
-    fused tasks; without `tied`, work beside collectives is not bound to them. With `poison`, NaN
-    goes wherever nothing is meant to arrive. Without `reduce`, gradients are left as each device has
-    them (to show that the checks notice). With `emulate`, every task is a sleep. With a `clock`,
-    every tick notes when its parts begin and end.
+    computes. Weights of which a device holds `zero` bytes or more are cut over their replicas
+    (None: none are). `gradients` is the dtype of the sums over microbatches. With `fuse`, Programs
+    may have fused tasks; without `tied`, work beside collectives is not bound to them. With
+    `poison`, NaN goes wherever nothing is meant to arrive. Without `reduce`, gradients are left as
+    each device has them (to show that the checks notice). With `emulate`, every task is a sleep.
+    With a `clock`, every tick notes when its parts begin and end.
     """
 
     model: Mllm
@@ -80,6 +81,28 @@ class Executor:
     reduce: bool = True
     emulate: Durations | None = None
     clock: Clock | None = None
+
+    @classmethod
+    def of(
+        cls, config: Config, slots: Slots, devices: Sequence[jax.Device], **options: Any
+    ) -> Executor:
+        """The executor of a checked configuration on the first of `devices`."""
+        p = config.parallel
+        encoders = {FIRST: p.encoder, **p.more_encoders}
+        plans = {n: ModulePlan(e.sequence_parallel, e.recompute) for n, e in encoders.items()}
+        plans["llm"] = ModulePlan(p.sequence_parallel, p.recompute)
+        return cls(
+            Mllm(config.model),
+            config.pipeline,
+            make_meshes(Grid.of(config), devices),
+            slots,
+            config.microbatch_rows,
+            plans,
+            TOGETHER if p.zero else None,
+            p.gradients,
+            p.fuse,
+            **options,
+        )
 
     @property
     def encoders(self) -> tuple[str, ...]:
@@ -134,7 +157,7 @@ class Executor:
         with jax.named_scope("gather_encoders"):
             encoders = gathered(masters["encoders"], self.layouts["encoders"])
         own = self._encoder_tasks(encoders, batch)
-        c = self._carry(masters, batch)
+        c = slot_buffers.make(self, masters)
 
         def llm(masters: Params) -> Params:
             with jax.named_scope("gather_llm"):
@@ -234,9 +257,6 @@ class Executor:
             self.tied,
         )
 
-    def _carry(self, masters: Params, batch: Batch) -> Carry:
-        return slot_buffers.make(self, masters, batch)
-
     def _tick(self, encoders: tuple[EncoderTasks, ...], llm: LlmTasks | None) -> Tick:
         grid = self.meshes.grid
         own: Any = encoders
@@ -276,6 +296,25 @@ class Executor:
         )
         return jax.jit(mapped, compiler_options=compiler_options)
 
+    def carry_shapes(self, params: Params) -> Carry:
+        """Shapes and dtypes of one device's carry, for staged weights `params`."""
+        found: list[Carry] = []
+
+        def run(masters: Params) -> jax.Array:
+            c = slot_buffers.make(self, masters)
+            found.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c))
+            return c.loss
+
+        mapped = jax.shard_map(
+            run,
+            mesh=self.meshes.mesh,
+            in_specs=(self.param_specs,),
+            out_specs=Spec(),
+            check_vma=False,
+        )
+        jax.eval_shape(mapped, params)
+        return found[0]
+
     # What it is fed with.
 
     @property
@@ -288,13 +327,6 @@ class Executor:
     def batch_specs(self) -> dict[str, Spec]:
         inputs = {e.input for e in self.model.config.encoders.values()}
         return dict.fromkeys(("tokens", "targets", "weights", *sorted(inputs)), Spec("dp"))
-
-    @property
-    def columns(self) -> Columns:
-        return Columns(self.pipe)
-
-    def row(self, table: jax.Array) -> Row:
-        return Row(table, self.columns)
 
     def place_tables(self, program: Program) -> Tables:
         """The program's tables on the devices."""

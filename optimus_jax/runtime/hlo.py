@@ -9,20 +9,19 @@ _COPY = re.compile(r"%?([\w.\-]+) = (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(")
 
 
 def copies_in_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
-    """Names of copies of arrays with one of `shapes`, outside the entry computation.
+    """Names of copies of arrays with one of `shapes`, in loops: paid each time the loop goes round.
 
-    In the entry, equal zeros of the start may share a buffer that is then copied once a step; in a
-    loop body a copy is paid at every tick.
+    Truth values do not count: no slot or gradient has any. Before and after all loops, equal zeros
+    of the start may share a buffer that is then copied once a step.
     """
     wanted = {",".join(map(str, shape)) for shape in shapes}
-    found, entry = [], False
-    for line in hlo.splitlines():
-        if line and not line[0].isspace():
-            entry = line.startswith("ENTRY")
-        match = _COPY.search(line)
-        if match and not entry and match[3] in wanted:
-            found.append(f"{match[1]} {match[2]}[{match[3]}]")
-    return found
+    bodies, _ = _computations(hlo)
+    return [
+        f"{match[1]} {match[2]}[{match[3]}]"
+        for name in _in_loops(bodies)
+        for line in bodies[name]
+        if (match := _COPY.search(line)) and match[3] in wanted and match[2] != "pred"
+    ]
 
 
 def products_beside_loops(hlo: str) -> list[str]:
@@ -32,16 +31,7 @@ def products_beside_loops(hlo: str) -> list[str]:
 
     The entry computation, which runs once a step, is left out.
     """
-    bodies: dict[str, list[str]] = {}
-    entry = current = ""
-    for line in hlo.splitlines():
-        head = _COMPUTATION.match(line)
-        if head:
-            current = head["name"]
-            bodies[current] = []
-            entry = current if head["entry"] else entry
-        elif current:
-            bodies[current].append(line)
+    bodies, entry = _computations(hlo)
 
     def has_product(line: str) -> bool:
         inside = [x for name in _CALLS.findall(line) for x in bodies.get(name, [])]
@@ -56,6 +46,37 @@ def products_beside_loops(hlo: str) -> list[str]:
     ]
 
 
+def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation by name, and the name of the entry."""
+    bodies: dict[str, list[str]] = {}
+    entry = current = ""
+    for line in hlo.splitlines():
+        head = _COMPUTATION.match(line)
+        if head:
+            current = head["name"]
+            bodies[current] = []
+            entry = current if head["entry"] else entry
+        elif current:
+            bodies[current].append(line)
+    return bodies, entry
+
+
+def _in_loops(bodies: dict[str, list[str]]) -> list[str]:
+    """Computations that run inside some loop."""
+    loops = [name for lines in bodies.values() for x in lines for name in _LOOP.findall(x)]
+    found: dict[str, None] = {}
+    while loops:
+        name = loops.pop()
+        if name not in found and name in bodies:
+            found[name] = None
+            for x in bodies[name]:
+                loops += [other for part in _CALLED.findall(x) for other in _NAME.findall(part)]
+    return list(found)
+
+
+_LOOP = re.compile(r"(?:body|condition)=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|[%\w.\-]+)")
+_NAME = re.compile(r"[\w.\-]+")
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*-> .*\{$")
 _CALLS = re.compile(r"calls=%?([\w.\-]+)")
 _PRODUCT = re.compile(r"\b(dot|convolution)\(|custom_call_target=\"__\w*(matmul|gemm|dot)", re.I)

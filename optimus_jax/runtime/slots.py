@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from optimus_jax.models.mllm import Batch
 from optimus_jax.models.region import POLICIES, Recording
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel.layout import Layout, is_layout
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from optimus_jax.runtime.executor import Executor
 
 
-def make(executor: Executor, masters: Params, batch: Batch) -> Carry:
-    """One device's carry; runs inside shard_map. `masters` are its shards, `batch` its replica's."""
+def make(executor: Executor, masters: Params) -> Carry:
+    """One device's carry; runs inside shard_map. `masters` are its shards of the weights."""
     config, pipe, slots = executor.model.config, executor.pipe, executor.slots
     dtype, rows = config.dtype, executor.rows
     weights = _shapes(masters, executor)
@@ -139,8 +137,3 @@ def _kept(
     x = jax.ShapeDtypeStruct(state, executor.model.config.dtype)
     made = jax.eval_shape(run, weights, x)
     return jax.tree.map(lambda v: buffers.make(slots, (layers, *v.shape), v.dtype), made)
-
-
-def elements(shapes: list[tuple[int, ...]]) -> int:
-    """Values in arrays of these shapes."""
-    return sum(map(math.prod, shapes))

@@ -114,7 +114,11 @@ class Trainer:
         specs = self.executor.param_specs
         shapes = jax.eval_shape(self._initial, jax.random.key(0))
         state_specs = map_weights(lambda _: specs, shapes, lambda _: Spec())
-        metric_specs = {"loss": Spec(), "grad_norm": Spec(), "nans": Spec(self.executor.meshes.grid.axes)}
+        metric_specs = {
+            "loss": Spec(),
+            "grad_norm": Spec(),
+            "nans": Spec(self.executor.meshes.grid.axes),
+        }
         mapped = jax.shard_map(
             self._update,
             mesh=self.executor.meshes.mesh,
@@ -135,6 +139,7 @@ class Trainer:
         self, state: TrainState, batch: Any, *tables: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         loss, grads, nans = self.executor.loss_and_gradients(state.params, batch, *tables)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         norm = global_norm(grads, self.executor.param_specs)
         updates, optimizer = self.tx.update(
             clip(grads, norm, self.config.clip), state.optimizer, state.params

@@ -36,8 +36,8 @@ def coarse(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
 def _greedy(llm: Orders, pipe: Pipeline, durations: Durations) -> Shares:
     """Shares by pipeline: each further microbatch goes where it sticks out least at the ends."""
     alone = event_driven(Schedule(pipe, llm), durations)
-    before = [spans[0][0] for spans in alone.intervals]
-    after = [alone.end - spans[-1][1] for spans in alone.intervals]
+    before = [spans[0][0] if spans else alone.end for spans in alone.intervals]
+    after = [alone.end - (spans[-1][1] if spans else 0.0) for spans in alone.intervals]
     found = []
     for k in range(len(pipe.encoders)):
         rows = [pipe.devices_of(k, j) for j in range(pipe.pipelines(k))]

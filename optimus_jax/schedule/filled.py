@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from optimus_jax.schedule.bounds import lower_bound as lower_bound
+from optimus_jax.schedule.coarse import coarse
+from optimus_jax.schedule.complete import least_cap
 from optimus_jax.schedule.exchange import place_within
-from optimus_jax.schedule.packing import Packing, Part, Snapshot
-from optimus_jax.schedule.simulate import Durations, event_driven
-from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError, Task
+from optimus_jax.schedule.fuse import fuse
+from optimus_jax.schedule.packing import NoRoom, Packing, Part, Snapshot
+from optimus_jax.schedule.phased import phased
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError
 
 _EPSILON = 1e-9
 _NEVER = float("inf")
@@ -34,7 +41,8 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     first packed and improved by ruin and recreate. Keeps the one whose Program is shortest; of
     equal ones the one with the shorter event-driven time, then the fewest tasks. If its Program
     takes longer than the shortest packing without rendezvous, repairs it by further rounds judged
-    by Program time.
+    by Program time. Where LLM tasks wait for tensor-parallel collectives (`durations.window`),
+    encoder tasks then move into them (`fuse`).
 
     Raises ScheduleError if no packing has places for its exchanges.
     """
@@ -43,13 +51,19 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
 
 def _best(llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[Part]]) -> Schedule:
     """The best packing of any of the `splits` of the encoder's work into parts."""
+    if not pipe.encoders:
+        return Schedule(pipe, llm)
     bound = lower_bound(llm, pipe, durations)
     candidates = []
-    for parts in splits:
-        packing = _packed(llm, pipe, durations, parts)
+    for packing in _starts(llm, pipe, durations, splits):
         candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
         if _improve(packing, bound):
             candidates += [_Candidate.of(packing, merged) for merged in (True, False)]
+    if not candidates:
+        raise ScheduleError(
+            f"the cap of {pipe.cap} microbatches is too little for the encoder's saved state: a"
+            f" packing needs at least {_least_cap(llm, pipe, durations, splits)}"
+        )
     candidates.sort(key=lambda c: (round(c.end, 9), c.size))
     best, budget = None, _PLACING
     for candidate in candidates:
@@ -60,7 +74,18 @@ def _best(llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[P
         best = candidate.placed(durations, best.program - _EPSILON if best else _NEVER) or best
     if best is None:
         raise ScheduleError("no packing has places for its exchanges without a cycle")
-    return _repaired(best, candidates[0].end, budget, durations).schedule
+    best = _repaired(best, candidates[0].end, budget, durations)
+    return _fused(best, durations) if any(durations.window) else best.schedule
+
+
+def _fused(best: _Candidate, durations: Durations) -> Schedule:
+    """With encoder tasks inside LLM tasks, if the Program is then no longer."""
+    together = fuse(best.schedule, durations)
+    try:
+        placement = place_within(together, durations, best.program + _EPSILON)
+    except ScheduleError:
+        return best.schedule
+    return together if placement else best.schedule
 
 
 class _Candidate(NamedTuple):
@@ -96,41 +121,73 @@ class _Candidate(NamedTuple):
         return self._replace(program=placement.timing(durations).end)
 
 
-def lower_bound(llm: Orders, pipe: Pipeline, durations: Durations) -> float:
-    """Seconds that no packing on this LLM order can beat: no LLM task starts before the first
-    microbatch is encoded by all devices at once, the last backward is spread likewise, and no
-    device does more than all its time."""
-    alone = event_driven(Schedule(pipe, llm), durations)
-    at_once = -(-pipe.units // pipe.stages) / pipe.units
-    forward = durations.of(Task(Kind.EF, 0), 0, pipe)
-    backward = durations.of(Task(Kind.EB, 0), 0, pipe)
-    drained = alone.intervals[0][-1][1] + backward * at_once
-    work = sum(end - start for row in alone.intervals for start, end in row)
-    work += pipe.microbatches * (forward + backward)
-    return max(forward * at_once + max(alone.end, drained), work / pipe.stages)
+def _starts(
+    llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[Part]]
+) -> Iterator[Packing]:
+    """A packing of each split that finds room; and, where encoders have several stages, whose tasks
+    a packing places one by one, the schedules with all of them before and after the LLM's."""
+    for parts in splits:
+        with contextlib.suppress(NoRoom):
+            yield _packed(llm, pipe, durations, parts)
+    if all(encoder.stages == 1 for encoder in pipe.encoders):
+        return
+    for method in (phased, coarse):
+        found = method(llm, pipe, durations)
+        if not pipe.cap or least_cap(found) <= pipe.cap:
+            yield Packing.of(found, durations)
 
 
 def _whole(pipe: Pipeline) -> list[Part]:
-    return [(i, ()) for i in range(pipe.microbatches)]
+    return [Part(i, (), k) for i in range(pipe.microbatches) for k in range(len(pipe.encoders))]
 
 
 def _splits(pipe: Pipeline) -> Iterator[list[Part]]:
     """Ways to cut the encoder's work into parts: whole, ends spread, all spread."""
-    single: list[tuple[int, ...]] = [(u,) for u in range(pipe.units)] if pipe.units > 1 else [()]
     ends = {0, pipe.microbatches - 1}
-    everything = range(pipe.microbatches)
-    yield _whole(pipe)
-    yield [(i, u) for i in everything for u in (single if i in ends else [()])]
-    yield [(i, u) for i in everything for u in single]
+
+    def spread(part: Part) -> list[Part]:
+        units = pipe.encoders[part.encoder].units
+        return [part._replace(units=(u,)) for u in range(units)] if units > 1 else [part]
+
+    whole = _whole(pipe)
+    yield whole
+    yield [one for p in whole for one in (spread(p) if p.microbatch in ends else [p])]
+    yield [one for p in whole for one in spread(p)]
 
 
 def _packed(llm: Orders, pipe: Pipeline, durations: Durations, parts: list[Part]) -> Packing:
-    """The parts put one by one, in the order in which the LLM needs them."""
-    packing = Packing(llm, pipe, durations, parts)
-    rank = {t.microbatch: n for n, t in enumerate(llm[0]) if t == Task(Kind.F, t.microbatch)}
-    for part in sorted(range(len(parts)), key=lambda p: (rank[parts[p][0]], p)):
-        packing.put(part)
+    """The parts put one by one, in the order in which the LLM needs them; with a cap that leaves no
+    room for one of them, once more in the way that needs the least.
+
+    Raises NoRoom if that fails too.
+    """
+    first = (t for t in llm[pipe.entry] if t.kind == Kind.F)
+    rank: dict[int, int] = {}
+    for n, task in enumerate(first):
+        rank.setdefault(task.microbatch, n)
+    for tight in (False, True):
+        packing = Packing(llm, pipe, durations, parts, tight)
+        try:
+            for part in sorted(range(len(parts)), key=lambda p: (rank[parts[p].microbatch], p)):
+                packing.put(part)
+        except NoRoom:
+            if tight:
+                raise
+            continue
+        break
+    packing.tight = False
     return packing
+
+
+def _least_cap(llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[Part]]) -> int:
+    """The least cap with which one of the splits finds room."""
+    most = pipe.microbatches * max(pipe.pipelines(k) for k in range(len(pipe.encoders)))
+    for cap in range(pipe.cap + 1, most):
+        for parts in splits:
+            with contextlib.suppress(NoRoom):
+                _packed(llm, dataclasses.replace(pipe, cap=cap), durations, parts)
+                return cap
+    return most
 
 
 def _improve(packing: Packing, bound: float) -> bool:
@@ -140,8 +197,7 @@ def _improve(packing: Packing, bound: float) -> bool:
     current, first = packing.snapshot(), packing.end
     limit = packing.work + _EFFORT
     while packing.end > bound + _EPSILON and packing.work < limit:
-        _reshuffle(packing, chance)
-        if packing.end <= current.end + _EPSILON:
+        if _reshuffle(packing, chance) and packing.end <= current.end + _EPSILON:
             current = packing.snapshot()
         else:
             packing.restore(current)
@@ -156,8 +212,7 @@ def _repaired(best: _Candidate, goal: float, budget: int, durations: Durations) 
     rounds = 10 * tries
     while best.program > goal + _EPSILON and tries and rounds:
         rounds -= 1
-        _reshuffle(packing, chance)
-        if packing.end < best.program - _EPSILON:
+        if _reshuffle(packing, chance) and packing.end < best.program - _EPSILON:
             tries -= 1
             candidate = _Candidate.of(packing, best.merged)
             placed = candidate.placed(durations, best.program + _EPSILON)
@@ -168,8 +223,9 @@ def _repaired(best: _Candidate, goal: float, budget: int, durations: Durations) 
     return best
 
 
-def _reshuffle(packing: Packing, chance: random.Random) -> None:
-    """Takes out some parts at random, or a microbatch, or neighbours in time; puts them back."""
+def _reshuffle(packing: Packing, chance: random.Random) -> bool:
+    """Takes out some parts at random, or a microbatch, or neighbours in time; puts them back. False
+    if the cap leaves no room for one of them."""
     everything = range(len(packing.parts))
     count = min(chance.choice((1, 1, 2, 2, 3, 4)), len(everything))
     choice = chance.random()
@@ -177,11 +233,15 @@ def _reshuffle(packing: Packing, chance: random.Random) -> None:
         parts = chance.sample(everything, count)
     elif choice < 0.75:
         microbatch = chance.randrange(packing.pipe.microbatches)
-        parts = [p for p in everything if packing.parts[p][0] == microbatch]
+        parts = [p for p in everything if packing.parts[p].microbatch == microbatch]
     else:
         first = chance.randrange(len(everything))
         parts = list(everything[first : first + count])
     chance.shuffle(parts)
     packing.take(parts)
-    for part in parts:
-        packing.put(part)
+    try:
+        for part in parts:
+            packing.put(part)
+    except NoRoom:
+        return False
+    return True

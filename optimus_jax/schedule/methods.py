@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
+from optimus_jax.schedule.balanced import balanced
 from optimus_jax.schedule.coarse import coarse
+from optimus_jax.schedule.complete import least_cap
 from optimus_jax.schedule.filled import filled, filled_whole
+from optimus_jax.schedule.packing import Packing, Part
+from optimus_jax.schedule.phased import phased
 from optimus_jax.schedule.pipeline import ORDERS
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, Task
+from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError, Task
 
 
 def text_only(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
@@ -19,40 +24,36 @@ def text_only(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
 def encoder_first(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     """Megatron-LM: the encoder belongs to the first stage, right before and after its own chunk.
 
-    0: EF0 F0 EF1 F1 B0 EB0 B1 EB1
-    1: F0 B0 F1 B1
+        0: EF0 F0 EF1 F1 B0 EB0 B1 EB1
+        1: F0 B0 F1 B1
+
+    An encoder of several stages belongs to the pipeline that holds the first stage; its tasks on
+    the other devices stand where they lengthen the step least.
     """
+    count, chunk = range(len(pipe.encoders)), pipe.first_stage // pipe.stages
+    near = [k for k in count if pipe.encoders[k].stages == 1]
+    orders = list(llm)
     first: list[Task] = []
-    for task in llm[0]:
-        if task == Task(Kind.F, task.microbatch):
-            first += [Task(Kind.EF, task.microbatch), task]
-        elif task == Task(Kind.B, task.microbatch):
-            first += [task, Task(Kind.EB, task.microbatch)]
+    for task in llm[pipe.entry]:
+        i = task.microbatch
+        if task == Task(Kind.F, i, chunk):
+            first += [*(Task(Kind.EF, i, encoder=k) for k in near), task]
+        elif task == Task(Kind.B, i, chunk):
+            first += [task, *(Task(Kind.EB, i, encoder=k) for k in near)]
         else:
             first.append(task)
-    return Schedule(pipe, (tuple(first), *llm[1:]))
-
-
-def phased(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
-    """Decoupled plans without filling: equal shares of encoder forwards before each device's LLM
-    tasks and of backwards after them. Microbatches that do not divide are spread in units.
-    (`coarse` uses the same places, but gives more to devices with larger bubbles.)
-
-        0: EF0 EF2.0 F0 F1 B0 F2 B1 B2 EB0 EB2.0
-        1: EF1 EF2.1 F0 B0 F1 B1 F2 B2 EB1 EB2.1
-    """
-    even = pipe.microbatches - pipe.microbatches % pipe.stages
-    orders = []
-    for device, order in enumerate(llm):
-        parts: list[tuple[int, tuple[int, ...]]] = [
-            (i, ()) for i in range(device, even, pipe.stages)
-        ]
-        mine = tuple(range(device, pipe.units, pipe.stages))
-        parts += [(i, mine) for i in range(even, pipe.microbatches) if mine]
-        forwards = tuple(Task(Kind.EF, i, units=u) for i, u in parts)
-        backwards = tuple(Task(Kind.EB, i, units=u) for i, u in parts)
-        orders.append(forwards + order + backwards)
-    return Schedule(pipe, tuple(orders))
+    orders[pipe.entry] = tuple(first)
+    parts = [
+        Part(i, (u,), k)
+        for i in range(pipe.microbatches)
+        for k in count
+        if k not in near
+        for u in range(pipe.encoders[k].units)
+    ]
+    packing = Packing(tuple(orders), dataclasses.replace(pipe, cap=0), durations, parts)
+    for n, part in enumerate(parts):
+        packing.put(n, [pipe.pipeline_of(part.encoder, pipe.entry)])
+    return Schedule(pipe, packing.schedule(merged=False).orders)
 
 
 Method = Callable[[Orders, Pipeline, Durations], Schedule]
@@ -60,12 +61,15 @@ Method = Callable[[Orders, Pipeline, Durations], Schedule]
 METHODS: dict[str, Method] = {
     "text_only": text_only,
     "encoder_first": encoder_first,
+    "balanced": balanced,
     "phased": phased,
     "coarse": coarse,
     "filled_whole": filled_whole,
     "filled": filled,
 }
 
+# `balanced` runs only pipelines that `balanced_pipeline` makes
+ON_ANY_PIPELINE = tuple(name for name in METHODS if name != "balanced")
 
 FSDP = "fsdp"  # no schedule and no pipeline (measure/fsdp.py): what a bench can compare them with
 
@@ -73,6 +77,7 @@ FSDP = "fsdp"  # no schedule and no pipeline (measure/fsdp.py): what a bench can
 MEANINGS = {
     "text_only": "the LLM alone, without the encoder: what no method can be faster than",
     "encoder_first": "the encoder in the first stage, before and after its LLM work",
+    "balanced": "encoder and LLM as one pipeline, layers split over its stages by cost",
     "phased": "the encoder on all devices, before the LLM's work and after it",
     "coarse": "as phased, with more of it on devices that idle longer there",
     "filled_whole": "encoder work in every idle interval, whole microbatches",
@@ -83,6 +88,14 @@ MEANINGS = {
 def schedule(method: str, order: str, pipe: Pipeline, durations: Durations) -> Schedule:
     """The schedule that `method` makes on the LLM order `order` ('1f1b' or 'gpipe').
 
-    Raises ScheduleError if the order does not exist for these sizes.
+    Raises ScheduleError if the order does not exist for these sizes, or if the method needs more
+    saved encoder state than `pipe.cap` allows.
     """
-    return METHODS[method](ORDERS[order](pipe), pipe, durations)
+    found = METHODS[method](ORDERS[order](pipe), pipe, durations)
+    least = least_cap(found)
+    if pipe.cap and least > pipe.cap:
+        raise ScheduleError(
+            f"{method} keeps saved encoder state of {least} microbatches, the cap is {pipe.cap}:"
+            f" it needs at least {least}"
+        )
+    return found

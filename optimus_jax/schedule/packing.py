@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from optimus_jax.schedule.complete import least_cap as least_cap
-from optimus_jax.schedule.dataflow import LLM, Payload, Value, reads_and_writes
+from optimus_jax.schedule.network import Network
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError, Task
 
@@ -35,25 +34,11 @@ class Snapshot:
     end: float
 
 
-class _Bounds(NamedTuple):
-    """What an encoder task has to keep to: its earliest start, the longest way after it, and the
-    times before which it must not stand in an order, and after which."""
-
-    earliest: float
-    rest: float
-    not_before: float
-    not_after: float
-
-
-class Packing:
+class Packing(Network):
     """The orders of an LLM with any of the encoder `parts` in them, under event-driven timing.
 
-    Tasks are numbers. `head` of a task is its earliest start, `tail` the longest way from its start
-    to the end of the step. The longest way through a further task follows from the heads and tails
-    of its neighbours, so one pass prices all places for it exactly, as in insertion heuristics for
-    shop scheduling (Taillard 1990; Werner and Winkler 1995). A part runs through the stages of one
-    encoder pipeline; with several, its tasks are placed one after another, and those that still
-    have no place count with their lengths.
+    A part runs through the stages of one encoder pipeline; with several, its tasks are placed one
+    after another.
 
     With `pipe.cap` no device ever holds saved state of more units than that. If `tight`, forwards
     stand as late as they may and backwards as early: that needs the least room.
@@ -67,30 +52,34 @@ class Packing:
         parts: Iterable[tuple[int, tuple[int, ...]] | Part],
         tight: bool = False,
     ):
-        self.pipe, self.durations, self.tight = pipe, durations, tight
+        super().__init__(llm, pipe, durations, tight)
         self.parts = [Part(*part) for part in parts]
-        self.tasks: list[Task] = []
-        self.device: list[int] = []  # -1 for a task that has no place yet
-        self.stage: list[int] = []  # a device that holds the task's layers
-        self.orders: list[list[int]] = []
-        for device, order in enumerate(llm):
-            self.orders.append([self._add(task, device, device) for task in order])
         # forward tasks of each part by stage, and backward tasks likewise
         self.numbers = [self._chains(part) for part in self.parts]
-        self.length = [
-            durations.of(t, d, pipe) for t, d in zip(self.tasks, self.stage, strict=True)
-        ]
-        self.encoder = [task.encoder if task.kind.is_encoder else -1 for task in self.tasks]
-        self._set_edges()
-        self._connect()
-        self.work = 0  # tasks timed so far, a measure of effort that is the same on every machine
-        self._time()
+        self._complete()
 
-    def _add(self, task: Task, device: int, stage: int) -> int:
-        self.tasks.append(task)
-        self.device.append(device)
-        self.stage.append(stage)
-        return len(self.tasks) - 1
+    @classmethod
+    def of(cls, schedule: Schedule, durations: Durations) -> Packing:
+        """That of a schedule whose encoder tasks run all layers of their stage."""
+        llm = tuple(tuple(t for t in o if not t.kind.is_encoder) for o in schedule.orders)
+        forwards = (t for order in schedule.orders for t in order if t.kind == Kind.EF)
+        parts = dict.fromkeys(Part(t.microbatch, t.units, t.encoder) for t in forwards)
+        packing = cls(llm, schedule.pipeline, durations, parts)
+        number: dict[tuple[int, Task], int] = {}
+        for row in packing.numbers:
+            number |= {(packing.stage[n], packing.tasks[n]): n for n in itertools.chain(*row)}
+        own = [iter(order) for order in packing.orders]
+        orders = []
+        for device, order in enumerate(schedule.orders):
+            places = (device % schedule.pipeline.encoders[t.encoder].stages for t in order)
+            orders.append(
+                tuple(
+                    number[place, task] if task.kind.is_encoder else next(own[device])
+                    for task, place in zip(order, places, strict=True)
+                )
+            )
+        packing.restore(Snapshot(tuple(orders), 0.0))
+        return packing
 
     def _chains(self, part: Part) -> tuple[list[int], list[int]]:
         stages = self.pipe.devices_of(part.encoder, 0)
@@ -99,32 +88,6 @@ class Packing:
             task = Task(kind, part.microbatch, units=part.units, encoder=part.encoder)
             chains.append([self._add(task, -1, s) for s in stages])
         return chains[0], chains[1]
-
-    def _set_edges(self) -> None:
-        """Travel times, and the collectives over replicas around all tasks or the LLM's."""
-        durations, encoders = self.durations, range(len(self.pipe.encoders))
-        self.llm_travel = durations.travel(LLM)
-        self.feature_travel = [durations.travel(Payload("feature", k)) for k in encoders]
-        self.hidden_travel = [durations.travel(Payload("hidden", k)) for k in encoders]
-        free = [durations.overlap and k >= 0 for k in self.encoder]
-        self.release = [0.0 if f else durations.gather for f in free]
-        self.delivery = [0.0 if f else durations.scatter for f in free]
-
-    def _connect(self) -> None:
-        """Fills in which tasks each task waits for and which wait for it."""
-        producer: dict[Value, int] = {}
-        reads = []
-        encoded = frozenset(t.microbatch for t in self.tasks if t.kind == Kind.EF)
-        for n, task in enumerate(self.tasks):
-            read, written = reads_and_writes(task, self.stage[n], self.pipe, encoded)
-            reads.append(read)
-            producer.update(dict.fromkeys(written, n))
-        self.before = [list(dict.fromkeys(producer[v] for v in read)) for read in reads]
-        self.after: list[list[int]] = [[] for _ in self.tasks]
-        for n, others in enumerate(self.before):
-            for other in others:
-                self.after[other].append(n)
-        self.waits = [sum(self.device[m] >= 0 for m in others) for others in self.before]
 
     def put(self, part: int, pipelines: Iterable[int] | None = None) -> None:
         """Puts a part where the step grows least; of such places where it leaves most slack.
@@ -232,115 +195,6 @@ class Packing:
         every = len(units) == self.pipe.encoders[first.encoder].units
         return dataclasses.replace(first, units=() if every else units)
 
-    def _settle(self, n: int, device: int) -> None:
-        self.device[n] = device
-        for m in self.after[n]:
-            self.waits[m] += 1 if device >= 0 else -1
-
-    def _time(self) -> None:
-        """Heads and tails of all tasks that have a place, and the end of the step."""
-        count, device, length, after = len(self.tasks), self.device, self.length, self.after
-        head, tail, following = list(self.release), list(self.delivery), [-1] * count
-        waits = list(self.waits)
-        for order in self.orders:
-            for n, m in itertools.pairwise(order):
-                following[n] = m
-                waits[m] += 1
-        ready = [order[0] for order in self.orders if order and not waits[order[0]]]
-        done = []
-        while ready:
-            n = ready.pop()
-            done.append(n)
-            end = head[n] + length[n]
-            for m in (*after[n], following[n]):
-                if m < 0 or device[m] < 0:
-                    continue
-                arrival = end if device[m] == device[n] else end + self._away(n, m)
-                if arrival > head[m]:
-                    head[m] = arrival
-                waits[m] -= 1
-                if not waits[m]:
-                    ready.append(m)
-        if len(done) < sum(map(len, self.orders)):
-            raise ScheduleError("the orders of the LLM wait for one another in a cycle")
-        whole = 0.0
-        for n in reversed(done):
-            rest = tail[n]
-            for m in (*after[n], following[n]):
-                if m >= 0 and device[m] >= 0:
-                    way = tail[m] if device[m] == device[n] else tail[m] + self._away(n, m)
-                    if way > rest:
-                        rest = way
-            tail[n] = rest + length[n]
-            if tail[n] + head[n] > whole:
-                whole = tail[n] + head[n]
-        self.head, self.tail, self.end = head, tail, whole
-        self.work += len(done)
-
-    def _away(self, n: int, m: int) -> float:
-        """Seconds in which a value travels between two tasks of different devices."""
-        k, other = self.encoder[n], self.encoder[m]
-        if k < 0 and other < 0:
-            return self.llm_travel
-        return self.hidden_travel[k] if k == other else self.feature_travel[max(k, other)]
-
-    def _bounds(self, n: int, device: int) -> _Bounds:
-        """Tasks of a chain that have no place yet pass on what they wait for, and what waits for
-        them."""
-        head, tail, length = self.head, self.tail, self.length
-        earliest, rest = self.release[n], self.delivery[n]
-        not_before, not_after = -_NEVER, _NEVER
-        for m in self.before[n]:
-            if self.device[m] >= 0:
-                start = head[m]
-                not_before = max(not_before, start + length[m])
-            else:
-                further = self._bounds(m, -1)
-                start, not_before = further.earliest, max(not_before, further.not_before)
-            away = self._away(n, m) if self.device[m] != device or device < 0 else 0.0
-            earliest = max(earliest, start + length[m] + away)
-        for m in self.after[n]:
-            if self.device[m] >= 0:
-                way = tail[m]
-                not_after = min(not_after, head[m])
-            else:
-                further = self._bounds(m, -1)
-                way, not_after = further.rest + length[m], min(not_after, further.not_after)
-            away = self._away(n, m) if self.device[m] != device or device < 0 else 0.0
-            rest = max(rest, way + away)
-        return _Bounds(earliest, rest, not_before, not_after)
-
-    def _best(
-        self, n: int, device: int, low: int = 0, high: float = _NEVER
-    ) -> tuple[float, int]:
-        """The shortest longest way through task `n` on a device, and its position there, which is
-        from `low` to `high`; infinity if there is none.
-
-        Only positions before what waits for `n` and after what it waits for: no cycle arises.
-        """
-        head, tail, length = self.head, self.tail, self.length
-        earliest, rest, not_before, not_after = self._bounds(n, device)
-        late = self.tight and self.tasks[n].kind == Kind.EF
-        order = self.orders[device]
-        best, at, free = _NEVER, len(order), 0.0
-        position, m = 0, -1
-        for position, m in enumerate(order):
-            over = head[m] >= not_after
-            if (head[m] + length[m] > not_before or over) and low <= position <= high:
-                way = max(free, earliest) + max(tail[m], rest)
-                if late or way < best - 1e-9:
-                    best, at = way, position
-                    if self.tight and not late:
-                        break
-            if over:
-                break
-            free = head[m] + length[m]
-        else:
-            way = max(free, earliest) + rest
-            if low <= len(order) <= high and (late or way < best - 1e-9):
-                best, at = way, len(order)
-        return round(best + length[n], 9), at
-
     def _saved(self, n: int, device: int) -> tuple[list[int], int]:
         """Units of the encoder of task `n` with saved state after each task of a device, and how
         many the task has itself."""
@@ -361,7 +215,7 @@ class Packing:
         saved, own = self._saved(forward, device)
         if own > cap:
             return len(saved) + 1
-        ready = self._bounds(backward, device).not_before
+        ready = self._start(backward, device)[1]
         low = 0
         for position, m in enumerate(self.orders[device]):
             if self.head[m] + self.length[m] > ready:

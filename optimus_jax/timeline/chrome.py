@@ -13,6 +13,7 @@ from optimus_jax.schedule.bubbles import CAUSE_WORDS
 from optimus_jax.schedule.task import Kind
 
 EPILOGUE = "gradient reduction and optimiser"
+COLLECTIVES = {"gather": "gathering weights", "scatter": "scattering gradients"}
 
 Event = dict[str, Any]
 Threads = list[tuple[str, list[Event]]]
@@ -53,22 +54,35 @@ def _named(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
 def _device(name: str, row: dict[str, Any], view: dict[str, Any]) -> Threads:
     """Tasks, exchanges and idle intervals of one device of a run."""
     start, end = view["epilogue_s"]
-    tasks = [_slice(t["name"], Kind(t["kind"]).words, t["start"], t["end"]) for t in row["tasks"]]
+    tasks = [_slice(t["name"], _words(t), t["start"], t["end"]) for t in row["tasks"]]
     exchanges = [
         _slice(
             f"with device {x['with']}",
-            "encoder features" if x["features"] else "activations and gradients",
+            "encoder values" if x["features"] else "activations and gradients",
             x["start"],
             x["end"],
             moves=", ".join(x["what"]),
         )
         for x in row["exchanges"]
     ]
-    return [
+    threads = [
         (f"{name} tasks", [*tasks, _slice(EPILOGUE, "epilogue", start, end)]),
         (f"{name} exchanges", exchanges),
         (f"{name} idle", [_idle(x, CAUSE_WORDS) for x in row["idle"]]),
     ]
+    if view.get("collectives_s"):
+        both = [
+            _slice(COLLECTIVES[which], "collective", *span)
+            for which, span in view["collectives_s"].items()
+        ]
+        threads.insert(1, (f"{name} collectives", both))
+    return threads
+
+
+def _words(task: dict[str, Any]) -> str:
+    """A task's kind, in words; of a fused one both."""
+    words = Kind(task["kind"]).words
+    return f"{words} with {Kind(task['inside']).words} inside" if "inside" in task else words
 
 
 def _rank(

@@ -52,8 +52,11 @@ const encoderTall = (view) => Math.max(LANE, slices(view) * SLICE);
 const bandTall = (view) => LANE + 1 + encoderTall(view);
 
 function words(name) {
-  const [, kind, i, chunk, units, a, b] =
-    /^(EF|EB|F|B|I|W)(\d+)(?:c(\d+))?(?:\.([\d+]+))?(?:\[(\d+):(\d+)\))?$/.exec(name) || [];
+  const [outer, inside] = name.split("|");
+  if (inside) return `${words(outer)}, with ${words(inside)} inside`;
+  const [, kind, i, chunk, encoder, units, a, b] =
+    /^(EF|EB|F|B|I|W)(\d+)(?:c(\d+))?(?:e(\d+))?(?:\.([\d+]+))?(?:\[(\d+):(\d+)\))?$/.exec(name) ||
+    [];
   if (!kind) return name;
   const part = units
     ? `, unit${units.includes("+") ? "s" : ""} ${units.replaceAll("+", " and ")}`
@@ -61,7 +64,8 @@ function words(name) {
       ? ", all units"
       : "";
   return (
-    `${KINDS[kind]} of microbatch ${i}${chunk ? `, chunk ${chunk}` : ""}${part}` +
+    `${KINDS[kind]} of microbatch ${i}${chunk ? `, chunk ${chunk}` : ""}` +
+    `${encoder ? `, encoder ${encoder}` : ""}${part}` +
     (a ? `, layers ${a} to ${b - 1}` : "")
   );
 }
@@ -112,6 +116,30 @@ function devices(view) {
       top: t.kind.startsWith("E") ? LANE + 1 : 0,
       tall: LANE,
       text: [`${t.name}: ${words(t.name)}`],
+    })),
+    // the encoder's part of a fused task, in its own lane too
+    ...device.tasks
+      .filter((t) => t.inside)
+      .map((t) => ({
+        ...t,
+        d,
+        name: t.name.split("|")[1],
+        type: "task",
+        cls: `${t.inside} slots`,
+        top: LANE + 1,
+        tall: THIN * LANE,
+        text: [`${t.name}: ${words(t.name)}`],
+      })),
+    ...Object.entries(view.collectives_s || {}).map(([which, [start, end]]) => ({
+      start,
+      end,
+      d,
+      type: "collective",
+      cls: "collective",
+      name: which,
+      top: 0,
+      tall: LANE,
+      text: [which === "gather" ? "gathering weights" : "scattering gradients"],
     })),
     ...device.idle.map((t) => ({ ...idleItem(t, d), top: 0, tall: band })),
     ...device.exchanges.map((t) => ({

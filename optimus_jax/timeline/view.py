@@ -1,7 +1,9 @@
 """What each device does when, as JSON values: tasks, exchanges, and idle time by cause.
 
 A view holds `end_s`, the end of the step; `epilogue_s`, when gradient reduction and optimiser begin
-and end; and for each device its `tasks`, `exchanges` and `idle` intervals. All in seconds.
+and end; where encoder tasks may run beside them, `collectives_s`, when weights are gathered and
+gradients scattered; and for each device its `tasks`, `exchanges` and `idle` intervals. A fused task
+names the encoder task `inside`. All in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 from optimus_jax.plan.plan import Plan
 from optimus_jax.schedule.bubbles import cause_at
 from optimus_jax.schedule.methods import MEANINGS
-from optimus_jax.schedule.program import Meeting, Program, Trace, alphabet
+from optimus_jax.schedule.program import Meeting, Payload, Program, Trace, alphabet
 from optimus_jax.schedule.task import Task
 
 View = dict[str, Any]
@@ -23,14 +25,18 @@ Timed = tuple[Task, float, float]
 
 def predicted(plan: Plan) -> View:
     """The plan's own timeline: simulated, not measured."""
-    trace = plan.program.trace(plan.durations)
-    return view(trace, plan.program_s, plan.step_s)
+    trace, durations = plan.program.trace(plan.durations), plan.durations
+    end = plan.program_s
+    spans = {"gather": [0.0, durations.gather], "scatter": [end - durations.scatter, end]}
+    spans = {name: span for name, span in spans.items() if span[0] < span[1]}
+    return {**view(trace, end, plan.step_s), "collectives_s": spans}
 
 
 def measured(program: Program, marks: Sequence[np.ndarray], end: float) -> View:
     """The timeline of a step of which every device noted the `marks` [ticks, 3] of its ticks: their
-    begin, the end of their task and the end of their exchange. `end` is the step's."""
-    trace, patterns = Trace([[] for _ in marks], []), alphabet(program.pipeline)
+    begin, the end of their task and the end of their exchange. `end` is the step's. Nobody notes
+    when tasks before the first tick and after the last one run; they do not show."""
+    trace, patterns = Trace([[] for _ in marks], [], end), alphabet(program.pipeline)
     finish = 0.0
     for tick in range(program.used_ticks):
         for device, times in enumerate(marks):
@@ -42,7 +48,7 @@ def measured(program: Program, marks: Sequence[np.ndarray], end: float) -> View:
         for a, b in sorted(pattern.links):
             start = max(float(marks[d][tick, 1]) for d in (a, b))
             done = max(float(marks[d][tick, 2]) for d in (a, b))
-            trace.meetings.append(Meeting(tick, (a, b), pattern.features, start, done))
+            trace.meetings.append(Meeting(tick, (a, b), pattern.payload, start, done))
     return view(trace, finish, end)
 
 
@@ -72,6 +78,7 @@ def view(trace: Trace, finish: float, end: float) -> View:
     return {
         "end_s": end,
         "epilogue_s": [finish, end],
+        "collectives_s": {},
         "devices": [_device(d, trace, finish) for d in range(len(trace.tasks))],
     }
 
@@ -81,7 +88,13 @@ def _device(device: int, trace: Trace, finish: float) -> dict[str, Any]:
     meetings = [m for m in trace.meetings if device in m.pair]
     return {
         "tasks": [
-            {"name": str(task), "kind": str(task.kind), "start": start, "end": end}
+            {
+                "name": str(task),
+                "kind": str(task.kind),
+                **({"inside": str(task.inside.kind)} if task.inside else {}),
+                "start": start,
+                "end": end,
+            }
             for task, start, end in tasks
         ],
         "exchanges": [
@@ -89,13 +102,23 @@ def _device(device: int, trace: Trace, finish: float) -> dict[str, Any]:
                 "start": m.start,
                 "end": m.end,
                 "with": _other(m, device),
-                "features": m.features,
-                "what": ["features or their gradients" if m.features else "activations, gradients"],
+                "features": m.payload.content != "llm",
+                "what": [_what(m.payload)],
             }
             for m in meetings
         ],
         "idle": _idle(device, trace, meetings, finish),
     }
+
+
+def _what(payload: Payload) -> str:
+    """What an exchange moves, in words."""
+    words = {
+        "llm": "activations, gradients",
+        "feature": "features or their gradients",
+        "hidden": "activations between encoder stages or their gradients",
+    }[payload.content]
+    return f"{words} of encoder {payload.encoder}" if payload.encoder else words
 
 
 def _other(meeting: Meeting, device: int) -> int:

@@ -117,7 +117,8 @@ def test_stored_schedules_take_the_stored_times(optimum: Optimum) -> None:
 def test_every_duration_is_a_multiple_of_the_quantum(instance: Instance, quantum: Fraction) -> None:
     assert instance.quantum == quantum
     times = instance.durations
-    for rows in (times.forward, times.backward, times.encoder_forward, times.encoder_backward):
+    (encoder,) = times.encoders
+    for rows in (times.forward, times.backward, encoder.forward, encoder.backward):
         for time in rows:
             assert time / float(quantum) == pytest.approx(round(time / float(quantum)))
 

@@ -49,7 +49,9 @@ def test_black_is_minus_one_and_white_is_one() -> None:
 
 
 def test_pictures_are_embedded_in_the_kernels_dtype() -> None:
-    p = jax.tree.map(lambda w: jnp.asarray(w, jnp.bfloat16), random_weights(MODEL)["encoders"]["vision"])
+    p = jax.tree.map(
+        lambda w: jnp.asarray(w, jnp.bfloat16), random_weights(MODEL)["encoders"]["vision"]
+    )
     image = random_batch(MODEL, 1)["image"]
     run = lambda p: images.embed_patches(p, image, CONFIG.encoder.patch)  # noqa: E731
     assert jax.eval_shape(run, p["embed"]).dtype == jnp.bfloat16

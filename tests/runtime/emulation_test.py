@@ -11,22 +11,26 @@ import numpy as np
 import pytest
 
 from optimus_jax.data.noise import random_batch
-from optimus_jax.parallel.mesh import Grid, make_meshes
+from optimus_jax.models.mllm import Mllm
+from optimus_jax.parallel.mesh import make_meshes
 from optimus_jax.parallel.stages import stage_tree
 from optimus_jax.runtime.clock import MARKS, Clock
-from optimus_jax.runtime.comparison import random_params, small_model
+from optimus_jax.runtime.comparison import grid_of, random_params
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor, put_global
+from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
 from optimus_jax.schedule.program import Program, fit_together
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.simulate import Durations, EncoderDurations
 from optimus_jax.timeline import view
 
-PIPE = Pipeline(2, 2, encoder_layers=4)
+PLAN = SmallPlan(2, 1, 1, 2)
+PIPE = PLAN.pipeline
 # unlike on both devices, in milliseconds; an encoder unit takes 4 forward and 8 backward
-DURATIONS = Durations((0.004, 0.008), (0.012, 0.016), (0.001,) * 4, (0.002,) * 4)
+DURATIONS = Durations(
+    (0.004, 0.008), (0.012, 0.016), (EncoderDurations((0.001,) * 4, (0.002,) * 4),)
+)
 
 
 NAMES = ("text_only", "phased", "filled")
@@ -44,19 +48,19 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module")
 def ran() -> dict[str, Ran]:
     """Three methods in one compiled step, each run once before it counts."""
-    model, clock, rows = small_model(sum(PIPE.llm_layers)), Clock(), 2 * PIPE.units
+    model, clock, rows = Mllm(PLAN.sizes), Clock(), PLAN.rows
     programs = [lower(schedule(m, "1f1b", PIPE, DURATIONS), DURATIONS, bucket=1) for m in NAMES]
     programs = fit_together(programs)
     executor = Executor(
         model,
         PIPE,
-        make_meshes(Grid(1, 2), jax.devices()),
+        make_meshes(grid_of(PLAN), jax.devices()),
         programs[0].slots,
         rows,
         emulate=DURATIONS,
         clock=clock,
     )
-    host = jax.tree.map(np.asarray, stage_tree(random_params(model), PIPE))
+    host = jax.tree.map(np.asarray, stage_tree(random_params(model), PIPE, PLAN.names))
     params = jax.tree.map(put_global, host, executor.weight_shardings())
     batch = executor.place_batch(random_batch(model.config, PIPE.microbatches * rows))
     step = executor.gradient_step(quick_compile())

@@ -7,61 +7,95 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
-from optimus_jax.runtime import comparison
+from optimus_jax.models.mllm import Mllm
 from optimus_jax.runtime.buffers import when
 from optimus_jax.runtime.comparison import Bench, compare
 from optimus_jax.runtime.hlo import copies_in_loops, products_beside_loops
+from optimus_jax.runtime.small_plan import SmallPlan, Tower
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.methods import METHODS, schedule
-from optimus_jax.schedule.program import fit_together
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
+from optimus_jax.schedule.program import Program, fit_together
 from optimus_jax.schedule.validate import validate
-from optimus_jax.verify import GRADIENT_BOUND, INJECTIONS, LOSS_BOUND, Shape, all_shapes, cases_of
+from optimus_jax.verified import FIGURE_5, all_cases, drawn_cases, grid_cases
+from optimus_jax.verify import BOUNDS, INJECTIONS
 from tests.schedule.random_schedules import random_schedule
+
+LOSS_BOUND, GRADIENT_BOUND = BOUNDS["float32"]
+# Everything at once: lanes, stages and tensor shards of encoders, ZeRO, fused tasks.
+WIDE = SmallPlan(
+    2,
+    1,
+    1,
+    3,
+    tp=4,
+    towers=(Tower(pp=2, tp=2, recompute="none"), Tower("audio", "vit22b", tp=4)),
+    block="llama",
+    recompute="selective",
+    zero=True,
+    fuse=True,
+)
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape(2, 2, 2, 2), Shape(4, 1, 1, 3), Shape(1, 2, 1, 3)], ids=str
+    "plan",
+    [SmallPlan(2, 2, 2, 2), SmallPlan(4, 1, 1, 3), SmallPlan(1, 2, 1, 3), FIGURE_5, WIDE],
+    ids=str,
 )
-def test_loss_and_gradients_equal_the_sequential_model(shape: Shape) -> None:
-    cases = [(case.order, case.method) for case in cases_of(shape)]
-    errors = compare(shape.pp, shape.dp, shape.chunks, shape.microbatches, cases)
-    for case, (loss, gradient) in zip(cases, errors, strict=True):
+def test_loss_and_gradients_equal_the_sequential_model(plan: SmallPlan) -> None:
+    found = grid_cases(plan) if plan.tp == 1 else drawn_cases(plan)
+    cases = [(case.order, case.method) for case in found]
+    for case, (loss, gradient) in zip(cases, compare(plan, cases), strict=True):
         assert loss <= LOSS_BOUND, case
         assert gradient <= GRADIENT_BOUND, case
 
 
 @pytest.mark.parametrize("inject", INJECTIONS)
 def test_a_broken_run_is_noticed(inject: str) -> None:
-    errors = compare(2, 2, 1, 3, [("1f1b", "filled")], inject=inject)
+    errors = compare(SmallPlan(2, 2, 1, 3), [("1f1b", "filled")], inject=inject)
     assert errors[0][1] >= 1e-2
 
 
-def test_the_grid_of_verify_is_large_enough() -> None:
-    names = [str(case) for shape in all_shapes() for case in cases_of(shape)]
+def test_the_cases_of_verify_are_many_enough() -> None:
+    names = [str(case) for cases in all_cases() for case in cases]
     assert len(names) == len(set(names)) >= 150
 
 
-@pytest.fixture(scope="module")
-def many() -> tuple[Bench, list, list]:
-    """One plan, pp 2 M 4: every method on both orders, and 20 random schedules."""
-    pipe = Pipeline(2, 4, llm_layers=(2, 1), encoder_layers=4)
-    durations = Durations.uniform(pipe, encoder=0.7)
-    schedules = [schedule(m, o, pipe, durations) for o in ("1f1b", "gpipe") for m in METHODS]
-    schedules += [random_schedule(pipe, random.Random(seed)) for seed in range(20)]
-    programs = [lower(s, durations) for s in schedules]
+Many = tuple[Bench, list, list[Program]]
+
+
+def programs_of(plan: SmallPlan, schedules: list) -> list[Program]:
+    programs = [lower(s, plan.durations) for s in schedules]
     for program, s in zip(programs, schedules, strict=True):
         validate(program, s)
-    return Bench(pipe, dp=1), schedules, fit_together(programs)
+    return fit_together(programs)
 
 
-def test_every_schedule_of_a_plan_shares_one_compilation(many: tuple[Bench, list, list]) -> None:
-    bench, schedules, programs = many
+@pytest.fixture(scope="module")
+def many() -> Many:
+    """One plan, pp 2 M 4: every method on both orders, and 20 random schedules."""
+    plan = SmallPlan(2, 1, 1, 4)
+    orders = ("1f1b", "gpipe")
+    schedules = [
+        schedule(m, o, plan.pipeline, plan.durations) for o in orders for m in ON_ANY_PIPELINE
+    ]
+    schedules += [random_schedule(plan.pipeline, random.Random(seed)) for seed in range(20)]
+    return Bench(plan), schedules, programs_of(plan, schedules)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Many:
+    """The wide plan: filled with fused tasks, and 6 random schedules with as many as fit."""
+    schedules = [schedule("filled", "1f1b", WIDE.pipeline, WIDE.durations)]
+    schedules += [
+        random_schedule(WIDE.pipeline, random.Random(seed), fused=0.5) for seed in range(6)
+    ]
+    return Bench(WIDE), schedules, programs_of(WIDE, schedules)
+
+
+def check_all(bench: Bench, schedules: list, programs: list[Program]) -> None:
     executor = bench.executor(programs[0])
     step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
     batch = executor.place_batch(bench.batch)
@@ -70,17 +104,41 @@ def test_every_schedule_of_a_plan_shares_one_compilation(many: tuple[Bench, list
         worst = bench.errors(loss, grads, images=bool(s.encoded))
         assert worst[0] <= LOSS_BOUND and worst[1] <= GRADIENT_BOUND, f"{worst}\n{s}"
         assert int(nans.sum()) == 0
-    assert len(schedules) == 2 * len(METHODS) + 20 and step._cache_size() == 1
+    assert step._cache_size() == 1
 
 
-def test_no_loop_copies_a_slot_or_a_gradient(many: tuple[Bench, list, list]) -> None:
-    bench, _, programs = many
-    executor = bench.executor(programs[0])
+def test_every_schedule_of_a_plan_shares_one_compilation(many: Many) -> None:
+    assert len(many[1]) == 2 * len(ON_ANY_PIPELINE) + 20
+    check_all(*many)
+
+
+def test_every_schedule_with_fused_tasks_shares_one_compilation(wide: Many) -> None:
+    fused = [sum(t.inside is not None for order in s.orders for t in order) for s in wide[1]]
+    assert min(fused) >= 1 and max(fused) >= 4
+    check_all(*wide)
+
+
+def compiled(bench: Bench, program: Program) -> tuple[str, set[tuple[int, ...]]]:
+    """The step as it is compiled for training, and the shapes of what its ticks carry."""
+    executor = bench.executor(program)
     params = bench.staged(executor, bench.params)
-    arguments = params, executor.place_batch(bench.batch), *executor.place_tables(programs[0])
+    arguments = params, executor.place_batch(bench.batch), *executor.place_tables(program)
     hlo = executor.gradient_step().lower(*arguments).compile().as_text()
-    shapes = executor.carry_shapes(params)
-    assert (programs[0].slots.saved + 1, 3, bench.rows, 11, 24) in shapes
+    return hlo, {x.shape for x in jax.tree.leaves(executor.carry_shapes(params)) if x.shape}
+
+
+def test_no_loop_copies_a_slot_or_a_gradient(many: Many) -> None:
+    bench, _, programs = many
+    hlo, shapes = compiled(bench, programs[0])
+    assert (programs[0].slots.saved + 1, 3, bench.plan.rows, 11, 24) in shapes
+    assert copies_in_loops(hlo, shapes) == []
+    assert products_beside_loops(hlo) == []
+
+
+def test_no_loop_of_a_wide_plan_copies_a_slot_or_a_gradient(wide: Many) -> None:
+    bench, _, programs = wide
+    hlo, shapes = compiled(bench, programs[0])
+    assert len(shapes) > 40
     assert copies_in_loops(hlo, shapes) == []
     assert products_beside_loops(hlo) == []
 
@@ -119,17 +177,18 @@ def test_the_search_for_copies_finds_those_of_a_conditional() -> None:
     assert copies_in_loops(hlo, [(7, 300)])
 
 
-def test_bfloat16_is_near_float32() -> None:
-    pipe = Pipeline(2, 2, llm_layers=(1, 1), encoder_layers=4)
-    durations = Durations.uniform(pipe, encoder=0.7)
-    program = lower(schedule("filled", "1f1b", pipe, durations), durations)
-    bench = Bench(pipe, dp=1, dtype="bfloat16")
-    executor = bench.executor(program)
+@pytest.mark.parametrize("gradients", ["float32", "bfloat16"])
+def test_bfloat16_is_near_float32(gradients: str) -> None:
+    plan = SmallPlan(2, 1, 1, 2, dtype="bfloat16")
+    bench = Bench(plan)
+    (program,) = programs_of(plan, [schedule("filled", "1f1b", bench.pipe, plan.durations)])
+    executor = bench.executor(program, gradients=gradients)
     params = bench.staged(executor, bench.params)
     loss, grads, _ = executor.gradient_step(bench.options)(
         params, executor.place_batch(bench.batch), *executor.place_tables(program)
     )
-    assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(np.float32)}
-    exact = jax.jit(comparison.small_model(2).loss)(bench.params, bench.batch)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(gradients)}
+    exact = jax.jit(Mllm(SmallPlan(2, 1, 1, 2).sizes).loss)(bench.params, bench.batch)
     assert abs(float(loss) - float(exact)) < 0.02 * float(exact)
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
     assert bench.errors(loss, grads, images=True)[1] < 0.1  # the sequential bfloat16 model's

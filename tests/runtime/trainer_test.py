@@ -12,11 +12,10 @@ from optimus_jax.optimizer import learning_rate, make_optimizer
 from optimus_jax.parallel.stages import unstage_tree
 from optimus_jax.runtime.comparison import Bench
 from optimus_jax.runtime.hlo import copies_in_loops
+from optimus_jax.runtime.small_plan import SmallPlan, Tower
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline
 
 CONFIG = TrainConfig(
     seed=3,
@@ -32,19 +31,27 @@ CONFIG = TrainConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[Bench, Trainer, list, list]:
-    pipe = Pipeline(2, 3, llm_layers=(2, 1), encoder_layers=4)
-    durations = Durations.uniform(pipe, encoder=0.7)
-    program = lower(schedule("filled", "1f1b", pipe, durations), durations)
-    bench = Bench(pipe, dp=2)
+# Every device a whole encoder; and stages, shards and replicas of it, master weights cut too.
+PLANS = [
+    SmallPlan(2, 2, 1, 3),
+    SmallPlan(2, 2, 1, 3, tp=2, towers=(Tower(pp=2, recompute="none"),), zero=True),
+]
+
+
+@pytest.fixture(scope="module", params=PLANS, ids=str)
+def trained(request: pytest.FixtureRequest) -> tuple[Bench, Trainer, list, list]:
+    plan: SmallPlan = request.param
+    durations = plan.durations
+    program = lower(schedule("filled", "1f1b", plan.pipeline, durations), durations)
+    bench = Bench(plan)
     executor = bench.executor(program)
     trainer = Trainer(executor, CONFIG)
     state, step, states, metrics = trainer.init(), trainer.train_step(bench.options), [], []
     batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
     for _ in range(3):
         state, values = step(state, batch, *tables)
-        states.append(jax.tree.map(np.asarray, unstage_tree(state.params, pipe)))
+        free = unstage_tree(state.params, bench.pipe, executor.encoders)
+        states.append(jax.tree.map(np.asarray, free))
         metrics.append(jax.tree.map(np.asarray, values))
     assert step._cache_size() == 1
     trainer.last, trainer.program = state, program
@@ -84,8 +91,9 @@ def test_no_loop_of_the_training_step_copies_a_slot_or_a_gradient(
     tables = executor.place_tables(trainer.program)
     arguments = trainer.last, executor.place_batch(bench.batch), *tables
     hlo = trainer.train_step().lower(*arguments).compile().as_text()
-    shapes = executor.carry_shapes(trainer.last.params)
-    assert len(shapes) > 40 and copies_in_loops(hlo, shapes) == []
+    carry = jax.tree.leaves(executor.carry_shapes(trainer.last.params))
+    shapes = {x.shape for x in carry if x.shape}
+    assert len(carry) > 40 and copies_in_loops(hlo, shapes) == []
 
 
 def test_state_survives_unstaging_and_staging(trained: tuple[Bench, Trainer, list, list]) -> None:
@@ -116,3 +124,24 @@ def test_learning_rate_rises_then_falls_to_zero() -> None:
     assert rates[0] == 0 and rates[CONFIG.warmup] == pytest.approx(CONFIG.learning_rate)
     assert rates[CONFIG.warmup :] == sorted(rates[CONFIG.warmup :], reverse=True)
     assert rates[-1] == pytest.approx(0)
+
+
+def test_gradients_may_be_summed_in_bfloat16() -> None:
+    """Weights, their state and the norm stay float32; the first update, which AdamW scales to the
+    learning rate, is nearly the same."""
+    plan = SmallPlan(1, 2, 1, 3)
+    program = lower(schedule("filled", "1f1b", plan.pipeline, plan.durations), plan.durations)
+    bench, found = Bench(plan), {}
+    for gradients in ("float32", "bfloat16"):
+        executor = bench.executor(program, gradients=gradients)
+        trainer = Trainer(executor, CONFIG)
+        step = trainer.train_step(bench.options)
+        batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
+        state, metrics = step(trainer.init(), batch, *tables)
+        assert {x.dtype for x in jax.tree.leaves(state[:2])} <= {np.dtype("f4"), np.dtype("i4")}
+        found[gradients] = float(metrics["loss"]), float(metrics["grad_norm"])
+        carry = executor.carry_shapes(state.params)
+        assert {x.dtype for x in jax.tree.leaves(carry.grads)} == {np.dtype(gradients)}
+    (loss, norm), (same, near) = found.values()
+    assert same == loss
+    assert near != norm and near == pytest.approx(norm, rel=1e-2)

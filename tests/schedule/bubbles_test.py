@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimus_jax.schedule.bubbles import CAUSES, Bubble, Lane, bubble_report, cause_at
-from optimus_jax.schedule.methods import METHODS
+from optimus_jax.schedule.methods import ON_ANY_PIPELINE
 from optimus_jax.schedule.task import Task
 from tests.schedule.planned import planned
 
@@ -133,7 +133,7 @@ def test_tasks_and_idle_time_tile_a_devices_step_exactly(
     assert idle + sum(end - start for _, start, end in tasks) == step
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_PIPELINE)
 def test_times_of_every_method_balance(method: str) -> None:
     found, alone = (planned(m, "1f1b", 3, 4, 1, 0.5) for m in (method, "text_only"))
     lanes, own = (p.program.time(p.durations) for p in (found, alone))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from optimus_jax.schedule.dataflow import Content, Dataflow, Value, reads_and_writes
-from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError, Task
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError, Task
 
 FULL = "0: EF0 F0 B0 EB0\n1: F0 B0"
 
-INTERLEAVED = Pipeline(2, 2, chunks=2, encoder_layers=4)
+INTERLEAVED = Pipeline(2, 2, chunks=2, encoders=(EncoderPipeline((4,)),))
 
 # task, device: what it reads -> what it writes; microbatch 0 is encoded, microbatch 1 is not
 FLOWS = {
@@ -96,7 +96,7 @@ def test_an_encoder_unit_stays_on_its_device() -> None:
     with pytest.raises(
         ScheduleError, match=r"EF0\[1:2\) on device 0 continues EF0\[0:1\) of device 1.*stays"
     ):
-        Dataflow.of(Schedule.parse(text, Pipeline(2, 1, encoder_layers=2)))
+        Dataflow.of(Schedule.parse(text, Pipeline(2, 1, encoders=(EncoderPipeline((2,)),))))
 
 
 def test_removing_undoes_adding() -> None:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from optimus_jax.schedule.dependency import DependencyPoints, dependency_points, order_globally
-from optimus_jax.schedule.simulate import Durations, event_driven
+from optimus_jax.schedule.simulate import Durations, EncoderDurations, event_driven
 from optimus_jax.schedule.task import Pipeline, Schedule
 
 
@@ -83,7 +83,7 @@ def test_only_encoded_microbatches_are_renamed() -> None:
         """,
         pipe,
     )
-    durations = Durations((1, 1, 1), (2, 2, 2), (4,), (8,))
+    durations = Durations((1, 1, 1), (2, 2, 2), (EncoderDurations((4,), (8,)),))
     ordered = order_globally(schedule, event_driven(schedule, durations))
     assert ordered == schedule
     assert ordered.encoded == {0, 2}

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from optimus_jax.schedule.dataflow import Dataflow
+from optimus_jax.schedule.dataflow import LLM, Dataflow
 from optimus_jax.schedule.exchange import Placement, place_exchanges
-from optimus_jax.schedule.methods import METHODS, schedule
+from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.pipeline import ORDERS
-from optimus_jax.schedule.simulate import Durations, Exchange, event_driven
-from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError, Task
+from optimus_jax.schedule.simulate import Durations, EncoderDurations, Exchange, event_driven
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError, Task
 from tests.schedule.planned import planned
 from tests.schedule.random_schedules import random_schedule
 
@@ -21,7 +21,9 @@ def written(placement: Placement) -> list[str]:
     lines = []
     for device, sequence in enumerate(placement.sequences):
         words = [
-            str(x) if isinstance(x, Task) else f"{'~' if x.features else '-'}{x.other(device)}"
+            str(x)
+            if isinstance(x, Task)
+            else f"{'-' if x.payload == LLM else '~'}{x.other(device)}"
             for x in sequence
         ]
         lines.append(" ".join(words))
@@ -45,7 +47,7 @@ def test_features_share_an_exchange() -> None:
         "EF0 F0 ~1 -1 F1 -1 -1 B0 -1 B1 ~1 EB0",
         "EF1 ~0 -0 F0 -0 B0 -0 F1 B1 -0 ~0 EB1",
     ]
-    features = [x for x in placement.sequences[0] if isinstance(x, Exchange) and x.features]
+    features = [x for x in placement.sequences[0] if isinstance(x, Exchange) and x.payload != LLM]
     assert [len(x.values) for x in features] == [2, 2]
 
 
@@ -54,7 +56,7 @@ def test_features_share_an_exchange() -> None:
 def test_every_moving_value_has_one_exchange_between_its_making_and_its_use(
     sizes: tuple[int, ...], seed: int
 ) -> None:
-    pipe = Pipeline(*sizes, encoder_layers=3)
+    pipe = Pipeline(*sizes, encoders=(EncoderPipeline((3,)),))
     durations = Durations.uniform(pipe, encoder=0.7)
     found = random_schedule(pipe, random.Random(seed))
     placement = place_exchanges(found, durations)
@@ -69,12 +71,12 @@ def test_every_moving_value_has_one_exchange_between_its_making_and_its_use(
         for value in exchange.values:
             (sender, maker), (receiver, user) = flow.producer[value], flow.consumer[value]
             assert exchange.pair == (min(sender, receiver), max(sender, receiver))
-            assert exchange.features == value.is_feature
+            assert exchange.payload == value.payload
             assert sequences[sender].index(maker) < sequences[sender].index(exchange)
             assert sequences[receiver].index(exchange) < sequences[receiver].index(user)
         for device in exchange.pair:
             sent = sum(flow.producer[v][0] == device for v in exchange.values)
-            assert sent <= (pipe.units if exchange.features else 1)
+            assert sent <= (1 if exchange.payload == LLM else pipe.encoders[0].units)
     assert placement.timing(durations).end >= event_driven(found, durations).end - 1e-9
 
 
@@ -91,7 +93,7 @@ def ratio(method: str, order: str, sizes: tuple[int, int, int], encoder: float) 
 @pytest.mark.parametrize("encoder", [0.5, 1])
 @pytest.mark.parametrize("sizes", RATIO_SIZES, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_PIPELINE)
 def test_meetings_cost_little(
     method: str, order: str, sizes: tuple[int, int, int], encoder: float
 ) -> None:
@@ -111,7 +113,7 @@ def test_transfers_that_take_time_are_placed_too(sizes: tuple[int, int, int]) ->
     pipe = Pipeline(*sizes)
     durations = Durations(
         *((1 / pipe.chunks,) * pipe.virtual_stages, (2 / pipe.chunks,) * pipe.virtual_stages),
-        *((0.5 / pipe.stages,), (1 / pipe.stages,)),
+        (EncoderDurations((0.5 / pipe.stages,), (1 / pipe.stages,)),),
         transfer=0.02,
     )
     found = schedule("phased", "1f1b", pipe, durations)
@@ -121,7 +123,7 @@ def test_transfers_that_take_time_are_placed_too(sizes: tuple[int, int, int]) ->
 
 def test_a_stage_that_takes_no_time_is_refused() -> None:
     with pytest.raises(ScheduleError, match="durations of forward must be positive"):
-        Durations((1.0, 0.0), (2.0, 1.0), (0.5,), (1.0,))
+        Durations((1.0, 0.0), (2.0, 1.0))
 
 
 def test_values_that_stay_need_no_exchange() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import textwrap
 
@@ -10,9 +11,9 @@ import pytest
 
 from optimus_jax.schedule.exchange import place_exchanges
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.program import Slots
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError
+from optimus_jax.schedule.program import EncoderSlots, Slots
+from optimus_jax.schedule.simulate import Durations, EncoderDurations
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError
 from optimus_jax.schedule.validate import validate
 from tests.schedule import arithmetic
 from tests.schedule.pictures import picture
@@ -74,7 +75,7 @@ PROGRAMS = {
 def test_programs_look_like_their_pictures(orders: str, expected: str) -> None:
     text = orders.replace(" / ", "\n")
     chunks = 2 if "c1" in text else 1
-    pipe = Pipeline(2, 3 if "F2" in text else 2, chunks, encoder_layers=3)
+    pipe = Pipeline(2, 3 if "F2" in text else 2, chunks, encoders=(EncoderPipeline((3,)),))
     schedule = Schedule.parse(text, pipe)
     program = lower(schedule, Durations.uniform(pipe), bucket=1)
     validate(program, schedule)
@@ -98,11 +99,11 @@ def test_programs_of_methods_compute_the_sequential_result(
 
 
 PIPES = [
-    Pipeline(1, 2, encoder_layers=3),
-    Pipeline(2, 3, encoder_layers=3, llm_layers=(3, 2)),
-    Pipeline(2, 2, chunks=3, encoder_layers=3),
-    Pipeline(3, 3, chunks=2, units=2, encoder_layers=3),
-    Pipeline(4, 3, encoder_layers=3),
+    Pipeline(1, 2, encoders=(EncoderPipeline((3,)),)),
+    Pipeline(2, 3, encoders=(EncoderPipeline((3,)),), llm_layers=(3, 2)),
+    Pipeline(2, 2, chunks=3, encoders=(EncoderPipeline((3,)),)),
+    Pipeline(3, 3, chunks=2, encoders=(EncoderPipeline((3,), 2),)),
+    Pipeline(4, 3, encoders=(EncoderPipeline((3,)),)),
 ]
 
 
@@ -120,11 +121,13 @@ def test_random_schedules_lower_validate_and_compute_the_sequential_result(pipe:
 
 @pytest.mark.parametrize("transfer", [0.0, 0.1])
 def test_uneven_durations_lower_to_valid_programs(transfer: float) -> None:
-    pipe = Pipeline(3, 3, encoder_layers=2)
+    pipe = Pipeline(3, 3, encoders=(EncoderPipeline((2,)),))
     for seed in range(10):
         rng = random.Random(seed)
-        uneven = [tuple(rng.uniform(0.1, 2) for _ in range(n)) for n in (3, 3, 2, 2)]
-        durations = Durations(*uneven, transfer=transfer)
+        forward, backward, *encoder = (
+            tuple(rng.uniform(0.1, 2) for _ in range(n)) for n in (3, 3, 2, 2)
+        )
+        durations = Durations(forward, backward, (EncoderDurations(*encoder),), transfer=transfer)
         schedule = random_schedule(pipe, rng)
         program = lower(schedule, durations)
         validate(program, schedule)
@@ -164,12 +167,12 @@ def test_saved_states_are_those_in_flight(stages: int, microbatches: int) -> Non
     assert planned("text_only", "gpipe", stages, microbatches, 1, 0.5).program.slots.saved == (
         microbatches
     )
-    assert (few.slots.feature, few.slots.encoder) == (0, 0)
+    assert few.slots.encoders == (EncoderSlots(),)
 
 
 def test_caps_become_the_slots_of_the_program() -> None:
     found = planned("phased", "1f1b", 2, 4, 1, 0.5)
-    caps = Slots(9, 9, 9, 9)
+    caps = Slots(9, 9, (EncoderSlots(9, 9, 9),))
     program = lower(found.schedule, found.durations, caps)
     assert program.slots == caps
     validate(program, found.schedule)
@@ -177,14 +180,23 @@ def test_caps_become_the_slots_of_the_program() -> None:
     assert exact.slots == found.program.slots
 
 
+def one_less(slots: Slots, pool: str) -> Slots:
+    """With one slot fewer in a pool."""
+    if pool in ("wire", "saved"):
+        return dataclasses.replace(slots, **{pool: slots.of(pool) - 1})
+    name = "saved" if pool == "encoder" else pool
+    encoder = dataclasses.replace(slots.encoders[0], **{name: slots.of(pool) - 1})
+    return dataclasses.replace(slots, encoders=(encoder,))
+
+
 @pytest.mark.parametrize("kind", ["wire", "feature", "saved", "encoder"])
 def test_caps_too_small_are_refused(kind: str) -> None:
     found = planned("phased", "1f1b", 2, 4, 1, 0.5)
     needed = found.program.slots
-    short = Slots(**{**needed.__dict__, kind: getattr(needed, kind) - 1})
+    short = one_less(needed, kind)
     with pytest.raises(ScheduleError) as refused:
         lower(found.schedule, found.durations, short)
-    number = getattr(needed, kind)
+    number = needed.of(kind)
     assert f"needs {kind} slot {number}, the plan has {number - 1}; live: " in str(refused.value)
     assert str(refused.value).startswith("tick ")
     assert " device " in str(refused.value)

@@ -8,10 +8,10 @@ import pytest
 
 from optimus_jax.schedule.dependency import dependency_points
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.methods import METHODS, schedule
+from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.pipeline import ORDERS
 from optimus_jax.schedule.simulate import Durations, event_driven
-from optimus_jax.schedule.task import Pipeline, ScheduleError
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, ScheduleError
 from optimus_jax.schedule.validate import check_complete, validate
 from tests.schedule.planned import planned
 
@@ -36,7 +36,7 @@ def bound(pipe: Pipeline, text_only: float, encoder: float) -> float:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_method_on_every_order(case: tuple[str, int, int, int], encoder: float) -> None:
     ends = {}
-    for method in METHODS:
+    for method in ON_ANY_PIPELINE:
         found = planned(method, *case, encoder)
         check_complete(found.schedule)
         everything = set(range(found.schedule.pipeline.microbatches))
@@ -107,7 +107,7 @@ def test_phased_adds_the_encoder_shared_evenly(stages: int, microbatches: int) -
     assert phased == pytest.approx(text + microbatches * (0.5 + 1.0) / stages)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ON_ANY_PIPELINE)
 def test_orders_that_do_not_exist_are_refused(method: str) -> None:
     for order, pipe in (("gpipe", Pipeline(2, 2, chunks=2)), ("1f1b", Pipeline(2, 3, chunks=2))):
         with pytest.raises(ScheduleError):
@@ -124,7 +124,7 @@ def test_orders_that_do_not_exist_are_refused(method: str) -> None:
     ],
 )
 def test_phased_spreads_any_number_of_units(units: int) -> None:
-    pipe = Pipeline(3, 4, units=units)
+    pipe = Pipeline(3, 4, encoders=(EncoderPipeline(units=units),))
     durations = Durations.uniform(pipe)
     found = schedule("phased", "1f1b", pipe, durations)
     validate(lower(found, durations), found)

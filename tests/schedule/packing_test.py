@@ -8,8 +8,8 @@ import pytest
 
 from optimus_jax.schedule.packing import Packing, Part
 from optimus_jax.schedule.pipeline import one_f_one_b
-from optimus_jax.schedule.simulate import Durations, event_driven
-from optimus_jax.schedule.task import Pipeline, ScheduleError, Task
+from optimus_jax.schedule.simulate import Durations, EncoderDurations, event_driven
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, ScheduleError, Task
 from optimus_jax.schedule.validate import check_complete
 
 
@@ -21,12 +21,12 @@ def random_packing(sizes: tuple[int, ...], seed: int) -> Packing:
         return tuple(mean * rng.uniform(0.5, 1.5) for _ in range(count))
 
     stages = pipe.virtual_stages
-    durations = Durations(
-        uneven(stages, 1), uneven(stages, 2), uneven(1, 0.5), uneven(1, 1), 0.1 * (seed % 2)
-    )
+    llm = uneven(stages, 1), uneven(stages, 2)
+    encoder = EncoderDurations(uneven(1, 0.5), uneven(1, 1))
+    durations = Durations(*llm, (encoder,), transfer=0.1 * (seed % 2))
     parts: list[Part] = []
     for i in range(pipe.microbatches):
-        parts += rng.choice([[(i, ())], [(i, (u,)) for u in range(pipe.units)]])
+        parts += rng.choice([[Part(i)], [Part(i, (u,)) for u in range(pipe.stages)]])
     packing = Packing(one_f_one_b(pipe), pipe, durations, parts)
     for part in rng.sample(range(len(parts)), len(parts)):
         packing.put(part)
@@ -56,7 +56,9 @@ def test_taking_parts_out_makes_no_step_longer(seed: int) -> None:
     for part in range(len(packing.parts)):
         before = packing.end
         packing.take([part])
-        assert not set(packing.numbers[part]) & {n for order in packing.orders for n in order}
+        assert not {n for row in packing.numbers[part] for n in row} & {
+            n for order in packing.orders for n in order
+        }
         assert packing.end <= before
     assert packing.end == pytest.approx(text_only)
 
@@ -76,9 +78,9 @@ def test_restoring_undoes_taking_and_putting() -> None:
 
 
 def test_neighbouring_units_of_a_microbatch_merge() -> None:
-    pipe = Pipeline(1, 1, units=3)
+    pipe = Pipeline(1, 1, encoders=(EncoderPipeline(units=3),))
     packing = Packing(
-        one_f_one_b(pipe), pipe, Durations.uniform(pipe), [(0, (2,)), (0, (0,)), (0, (1,))]
+        one_f_one_b(pipe), pipe, Durations.uniform(pipe), [Part(0, (u,)) for u in (2, 0, 1)]
     )
     for part in (0, 1, 2):
         packing.put(part)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from optimus_jax.schedule.program import Program, alphabet
+from optimus_jax.schedule.program import LLM, Program, alphabet
 
 
 def picture(program: Program) -> str:
     """A line for each tick: the devices' tasks, then what moves: `0>1` an LLM value, `1>0:2` two
-    units of features or of their gradients."""
+    units of features or of their gradients, `1>2h:1` one of hidden states."""
     at = program.columns
     lines = []
     for tick, pattern in enumerate(alphabet(program.pipeline)[k] for k in program.pattern):
@@ -16,10 +16,11 @@ def picture(program: Program) -> str:
         moves = []
         for sender, receiver in sorted(p for a, b in pattern.links for p in ((a, b), (b, a))):
             row = program.table[tick, sender]
-            units = int((row[at["feature_send"]] >= 0).sum())
-            if pattern.features and units:
-                moves.append(f"{sender}>{receiver}:{units}")
-            elif not pattern.features and row[at["send"]] >= 0:
+            units, payload = int((row[at["e_send"]] >= 0).sum()), pattern.payload
+            if payload != LLM and units:
+                hidden = "h" if payload.content == "hidden" else ""
+                moves.append(f"{sender}>{receiver}{hidden}:{units}")
+            elif payload == LLM and row[at["send"]] >= 0:
                 moves.append(f"{sender}>{receiver}")
         lines.append(f"{' '.join(cells)} | {' '.join(moves)}".rstrip())
     return "\n".join(lines)

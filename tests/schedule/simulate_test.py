@@ -10,12 +10,13 @@ from optimus_jax.schedule.dataflow import Content, Dataflow, Value
 from optimus_jax.schedule.exchange import Placement
 from optimus_jax.schedule.simulate import (
     Durations,
+    EncoderDurations,
     Exchange,
     Item,
     event_driven,
     simulate,
 )
-from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError, Task
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError, Task
 
 PIPE = Pipeline(2, 1)
 
@@ -29,7 +30,7 @@ def gradient(microbatch: int) -> Value:
 
 
 def exchange(*values: Value) -> Exchange:
-    return Exchange((0, 1), values[0].is_feature, list(values))
+    return Exchange((0, 1), values[0].payload, list(values))
 
 
 def sequence(text: str, **exchanges: Exchange) -> list[Item]:
@@ -38,13 +39,14 @@ def sequence(text: str, **exchanges: Exchange) -> list[Item]:
 
 
 def test_uniform_durations_share_out_stages_and_microbatches() -> None:
-    pipe = Pipeline(2, 4, chunks=2, encoder_layers=5)
+    pipe = Pipeline(2, 4, chunks=2, encoders=(EncoderPipeline((5,)),))
     d = Durations.uniform(pipe, forward=1.0, backward=3.0, encoder=2.0)
     assert (d.forward, d.backward) == ((0.5,) * 4, (1.5,) * 4)
-    assert d.encoder_forward == pytest.approx((0.2,) * 5)
-    assert d.encoder_backward == pytest.approx((0.6,) * 5)
+    (encoder,) = d.encoders
+    assert encoder.forward == pytest.approx((0.2,) * 5)
+    assert encoder.backward == pytest.approx((0.6,) * 5)
     assert (d.transfer, d.epilogue) == (0, 0)
-    assert Durations.uniform(pipe, encoder_backward=1.0).encoder_backward == (0.1,) * 5
+    assert Durations.uniform(pipe, encoder_backward=1.0).encoders[0].backward == (0.1,) * 5
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,9 @@ def test_uniform_durations_share_out_stages_and_microbatches() -> None:
     ],
 )
 def test_tasks_last_as_long_as_their_parts(task: str, device: int, seconds: float) -> None:
-    pipe = Pipeline(2, 2, chunks=2, encoder_layers=3)
-    d = Durations((1, 2, 3, 4), (5, 6, 7, 8), (10, 20, 30), (100, 200, 300))
+    pipe = Pipeline(2, 2, chunks=2, encoders=(EncoderPipeline((3,)),))
+    encoder = EncoderDurations((10, 20, 30), (100, 200, 300))
+    d = Durations((1, 2, 3, 4), (5, 6, 7, 8), (encoder,))
     assert d.of(Task.parse(task), device, pipe) == seconds
 
 

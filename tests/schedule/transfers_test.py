@@ -7,20 +7,22 @@ import random
 
 import pytest
 
+from optimus_jax.schedule.dataflow import LLM, Payload
 from optimus_jax.schedule.exchange import place_exchanges
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.methods import METHODS, schedule
+from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.packing import Packing, Part
 from optimus_jax.schedule.pipeline import one_f_one_b
 from optimus_jax.schedule.simulate import Durations, event_driven
 from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError, Task
 from optimus_jax.schedule.validate import validate
 
+FEATURES = Payload("feature")
 UNEQUAL = [(0.25, 0.75), (0.75, 0.125), (0.0, 0.5), (0.5, 0.0)]  # LLM values, features
 SIZES = [(1, 2, 1), (2, 3, 1), (4, 4, 1), (2, 2, 2)]
 CASES = [
     (method, sizes, transfers)
-    for method in METHODS
+    for method in ON_ANY_PIPELINE
     for sizes in SIZES
     for transfers in UNEQUAL
     if sizes[0] < 4 or not method.startswith("filled")  # which take long to plan
@@ -31,14 +33,15 @@ unequal = pytest.mark.parametrize("transfers", UNEQUAL, ids=str)
 def durations_of(pipe: Pipeline, transfer: float, feature: float | None) -> Durations:
     """F = 1, B = 2, e = 1 of whole stages and microbatches."""
     uniform = Durations.uniform(pipe)
-    return dataclasses.replace(uniform, transfer=transfer, feature_transfer=feature)
+    encoder = dataclasses.replace(uniform.encoders[0], feature_transfer=feature)
+    return dataclasses.replace(uniform, transfer=transfer, encoders=(encoder,))
 
 
 def test_travel() -> None:
     pipe = Pipeline(2, 1)
     times = [durations_of(pipe, 0.5, feature) for feature in (None, 0.0, 2.0)]
-    assert [d.travel(False) for d in times] == [0.5, 0.5, 0.5]
-    assert [d.travel(True) for d in times] == [0.5, 0.0, 2.0]
+    assert [d.travel(LLM) for d in times] == [0.5, 0.5, 0.5]
+    assert [d.travel(FEATURES) for d in times] == [0.5, 0.0, 2.0]
 
 
 def test_negative_transfers_are_refused() -> None:
@@ -71,8 +74,8 @@ def test_every_transfer_in_a_chain_lengthens_it_by_its_own_time(
     program = lower(chain, durations)
     assert program.end(durations) == end
     meetings = program.trace(durations).meetings
-    assert [(m.features, m.end - m.start) for m in meetings] == [
-        (features, durations.travel(features)) for features in (True, False, False, True)
+    assert [(m.payload, m.end - m.start) for m in meetings] == [
+        (payload, durations.travel(payload)) for payload in (FEATURES, LLM, LLM, FEATURES)
     ]
 
 
@@ -112,7 +115,7 @@ def test_a_packing_knows_the_event_driven_time_of_its_schedule(
     durations = durations_of(pipe, *transfers)
     parts: list[Part] = []
     for i in range(pipe.microbatches):
-        parts += chance.choice([[(i, ())], [(i, (u,)) for u in range(pipe.units)]])
+        parts += chance.choice([[Part(i)], [Part(i, (u,)) for u in range(pipe.stages)]])
     packing = Packing(one_f_one_b(pipe), pipe, durations, parts)
     for part in chance.sample(range(len(parts)), len(parts)):
         packing.put(part)

@@ -11,49 +11,65 @@ import pytest
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.program import NONE, Columns, Program, alphabet
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError
+from optimus_jax.schedule.task import EncoderPipeline, Kind, Pipeline, Schedule, ScheduleError
 from optimus_jax.schedule.validate import validate
 from tests.schedule import arithmetic
 from tests.schedule.random_schedules import random_schedule
 
-COLUMNS = (*Columns.SCALARS, *Columns.VECTORS)
+COLUMNS = Columns.NAMES
 
 # Columns that no task of the kind reads; None is an idle row. Those of the exchange always count.
-_OF_LLM = ("chunk", "layers", "first", "last", "saved", "read", "write")
-_OF_ENCODER = ("count", "begin", "end", "unit", "encoder")
-UNREAD: dict[Kind | None, tuple[str, ...]] = {
-    None: ("microbatch", "feature", *_OF_LLM, *_OF_ENCODER),
-    Kind.F: _OF_ENCODER,
-    Kind.B: _OF_ENCODER,
-    Kind.EF: _OF_LLM,
-    Kind.EB: _OF_LLM,
-}
+_OF_LLM = ("microbatch", "chunk", "layers", "first", "last", "saved", "read", "write", "feature")
+_OF_ENCODER = (
+    *("encoder", "e_microbatch", "count", "begin", "end", "embeds", "projects"),
+    *("unit", "e_saved", "e_read", "e_write"),
+)
 
 
 def is_unread(program: Program, tick: int, device: int, column: str, entry: int) -> bool:
     """Also those that only some tasks of a kind read."""
     task, row, at = program.task(tick, device), program.table[tick, device], program.columns
-    if column in UNREAD[task.kind if task else None]:
-        return True
-    if task is None:
-        return False
-    if task.kind.is_encoder:
-        beyond = column in Columns.VECTORS[:3] and entry >= row[at["count"]]
-        below_top = row[at["end"]] < program.pipeline.encoder_layers
-        return beyond or (column == "feature" and below_top)
-    first_reads_features = {Kind.F: "read", Kind.B: "write"}[task.kind]
-    return column == (first_reads_features if row[at["first"]] else "feature")
+    llm, encoder = (task.llm_part, task.encoder_part) if task else (None, None)
+    if column in _OF_ENCODER:
+        if encoder is None or (column in Columns.VECTORS and entry >= row[at["count"]]):
+            return True
+        pipe, k = program.pipeline, encoder.encoder
+        first, last = pipe.stage_layers(k, device)
+        top, bottom = (
+            row[at["end"]] == last - first,
+            row[at["begin"]] == 0 and not row[at["embeds"]],
+        )
+        below, above = ("e_read", "e_write") if encoder.kind == Kind.EF else ("e_write", "e_read")
+        return (column == below and not bottom) or (column == above and not top)
+    if column in _OF_LLM:
+        if llm is None:
+            return True
+        first_reads_features = {Kind.F: "read", Kind.B: "write"}[llm.kind]
+        return column == (first_reads_features if row[at["first"]] else "feature")
+    return False
 
 
 def other_values(program: Program, column: str, old: int) -> list[int]:
     """Values that look possible in a column, and for a slot one that is too large."""
     pipe, slots = program.pipeline, program.slots
-    sizes = {"kind": 4, "microbatch": pipe.microbatches, "unit": pipe.units, "count": pipe.units}
-    if column in sizes or column in ("chunk", "layers", "first", "last", "begin", "end"):
+    units = max(encoder.units for encoder in pipe.encoders)
+    sizes = {
+        "kind": 4,
+        "e_kind": 4,
+        "unit": units,
+        "count": units,
+        "encoder": len(pipe.encoders) - 1,
+    }
+    sizes |= dict.fromkeys(("microbatch", "e_microbatch"), pipe.microbatches)
+    if column in sizes or column not in Columns.SLOTS:
         least = 1 if column == "count" else 0
         return [value for value in range(least, sizes.get(column, 3) + 1) if value != old]
-    pool = {"saved": slots.saved, "encoder": slots.encoder}.get(column, slots.wire)
-    size = slots.feature if column.startswith("feature") else pool
+    encoders = slots.encoders
+    size = {
+        **dict.fromkeys(("read", "write", "send", "receive"), slots.wire),
+        "saved": slots.saved,
+        "e_saved": max(encoder.saved for encoder in encoders),
+    }.get(column, max(max(encoder.feature, encoder.hidden) for encoder in encoders))
     return [value for value in range(NONE, size + 1) if value != old]
 
 
@@ -75,7 +91,7 @@ def changed(program: Program, tick: int, device: int, place: int, value: int) ->
 
 def small_program() -> tuple[Program, Schedule]:
     """Every form of encoder task, and chunks."""
-    pipe = Pipeline(2, 2, chunks=2, encoder_layers=2)
+    pipe = Pipeline(2, 2, chunks=2, encoders=(EncoderPipeline((2,)),))
     schedule = Schedule.parse(
         """
         0: EF0.0[0:1) EF1 EF0.0[1:2) F0 F1 F0c1 F1c1 B0c1 B1c1 B0 EB0.0[1:2) B1 EB1 EB0.0[0:1)
@@ -106,7 +122,7 @@ def test_a_change_of_a_cell_is_refused_unless_nobody_reads_it(column: str) -> No
 def test_what_changes_the_result_is_refused(seed: int) -> None:
     rng = random.Random(seed)
     pipe = rng.choice([Pipeline(2, 3), Pipeline(3, 2, chunks=2, llm_layers=(2, 1, 1, 1, 2, 1))])
-    pipe = dataclasses.replace(pipe, encoder_layers=3)
+    pipe = dataclasses.replace(pipe, encoders=(EncoderPipeline((3,)),))
     schedule = random_schedule(pipe, rng)
     program = lower(schedule, Durations.uniform(pipe), bucket=1)
     expected = arithmetic.sequential(pipe, schedule.encoded)
@@ -114,7 +130,10 @@ def test_what_changes_the_result_is_refused(seed: int) -> None:
     for _ in range(60):
         column = rng.choice(COLUMNS)
         tick, device, _, place = rng.choice(list(cells(program, column)))
-        value = rng.choice(other_values(program, column, int(program.table[tick, device, place])))
+        others = other_values(program, column, int(program.table[tick, device, place]))
+        if not others:  # there is only one encoder
+            continue
+        value = rng.choice(others)
         damaged = changed(program, tick, device, place, value)
         try:
             same = arithmetic.run(damaged) == expected
@@ -137,8 +156,8 @@ def test_a_pattern_may_only_have_more_links() -> None:
             pattern_of = program.pattern.copy()
             pattern_of[tick] = index
             damaged = dataclasses.replace(program, pattern=pattern_of)
-            links, features = patterns[old].links, patterns[old].features
-            if links <= pattern.links and (not links or features == pattern.features):
+            links, payload = patterns[old].links, patterns[old].payload
+            if links <= pattern.links and (not links or payload == pattern.payload):
                 validate(damaged, schedule)
             else:
                 with pytest.raises(ScheduleError, match=rf"^tick {tick} device \d"):

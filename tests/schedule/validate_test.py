@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from optimus_jax.schedule.lower import lower
-from optimus_jax.schedule.program import NONE, Columns, Program, Slots
+from optimus_jax.schedule.program import NONE, Columns, EncoderSlots, Program, Slots
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline, Schedule, ScheduleError
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError
 from optimus_jax.schedule.validate import check_complete, validate
+from tests.schedule.lower_test import one_less
 from tests.schedule.pictures import picture
 
-PIPE = Pipeline(2, 2, encoder_layers=2)
+PIPE = Pipeline(2, 2, encoders=(EncoderPipeline((2,)),))
 SCHEDULE = Schedule.parse(
     """
     0: EF0.0[0:1) EF1 EF0.0[1:2) F0 F1 B0 EB0.0[1:2) B1 EB1 EB0.0[0:1)
@@ -45,7 +46,7 @@ PICTURE = """
 
 def test_the_program_that_gets_damaged_below() -> None:
     assert picture(PROGRAM) == textwrap.dedent(PICTURE).strip()
-    assert PROGRAM.slots == Slots(wire=3, feature=4, saved=2, encoder=3)
+    assert PROGRAM.slots == Slots(wire=3, saved=2, encoders=(EncoderSlots(feature=4, saved=3),))
     validate(PROGRAM, SCHEDULE)
 
 
@@ -63,7 +64,7 @@ class Tables:
 
     def copy_task(self, source: int, target: int, device: int) -> None:
         """The columns of a task, not those of the exchange after it."""
-        for name in (*Columns.SCALARS, *Columns.VECTORS):
+        for name in Columns.NAMES:
             if "send" not in name and "receive" not in name:
                 self.put(target, device, name, self.get(source, device, name))
 
@@ -93,15 +94,15 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         " microbatch 0 stage 1, still live in wire slot 0",
     ),
     "dropped send of features": (
-        lambda t: t.put(2, 1, "feature_send", NONE),
+        lambda t: t.put(2, 1, "e_send", NONE),
         "tick 2 device 0 receives from device 1 without a match",
     ),
     "dropped receive of features": (
-        lambda t: t.put(2, 0, "feature_receive", NONE),
+        lambda t: t.put(2, 0, "e_receive", NONE),
         "tick 2 device 0 ignores what comes from device 1 without a match",
     ),
     "dropped send and receive of features": (
-        lambda t: t.drop_move(2, 1, "feature_"),
+        lambda t: t.drop_move(2, 1, "e_"),
         "tick 3 device 0: expected feature of microbatch 0 unit 1 in feature slot 3, found nothing",
     ),
     "send over no link": (
@@ -117,11 +118,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "tick 5 device 0: F0 runs a second time",
     ),
     "missing task": (
-        lambda t: t.put(1, 0, "kind", 0),
+        lambda t: t.put(1, 0, "e_kind", 0),
         "tick 2 device 0: EF0.0[1:2) runs where the schedule has EF1",
     ),
     "missing last task": (
-        lambda t: t.put(12, 0, "kind", 0),
+        lambda t: t.put(12, 0, "e_kind", 0),
         "device 0 never runs EB0.0[0:1)",
     ),
     "swapped tasks": (
@@ -138,12 +139,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         " microbatch 1 stage 1, still live in wire slot 0",
     ),
     "overwritten feature slot": (
-        lambda t: t.put(2, 0, "feature", [1, NONE]),
+        lambda t: t.put(2, 0, "e_write", [1, NONE]),
         "tick 2 device 0: feature of microbatch 0 unit 0 overwrites feature of microbatch 1"
         " unit 1, still live in feature slot 1",
     ),
     "overwritten by what arrives": (
-        lambda t: t.put(2, 0, "feature_receive", [0, NONE]),
+        lambda t: t.put(2, 0, "e_receive", [0, NONE]),
         "tick 2 device 0: feature of microbatch 0 unit 1 overwrites feature of microbatch 1"
         " unit 0, still live in feature slot 0",
     ),
@@ -153,7 +154,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         " microbatch 0 stage 0, still live in saved slot 0",
     ),
     "overwritten encoder state": (
-        lambda t: t.put(1, 0, "encoder", [0, 2]),
+        lambda t: t.put(1, 0, "e_saved", [0, 2]),
         "tick 1 device 0: saved state of microbatch 1 unit 0 overwrites saved state of"
         " microbatch 0 unit 0, still live in encoder slot 0",
     ),
@@ -173,7 +174,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         " saved state of microbatch 1 stage 0",
     ),
     "wrong encoder state": (
-        lambda t: t.put(7, 0, "encoder", [1, NONE]),
+        lambda t: t.put(7, 0, "e_saved", [1, NONE]),
         "tick 7 device 0: expected saved state of microbatch 0 unit 0 in encoder slot 1, found"
         " saved state of microbatch 1 unit 0",
     ),
@@ -258,16 +259,17 @@ def test_damaged_programs_are_refused(damage: Damage, message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wire", "feature", "saved", "encoder"])
 def test_programs_stay_within_their_slots(kind: str) -> None:
-    fewer = {**dataclasses.asdict(PROGRAM.slots), kind: getattr(PROGRAM.slots, kind) - 1}
-    program = dataclasses.replace(PROGRAM, slots=Slots(**fewer))
+    fewer = one_less(PROGRAM.slots, kind)
+    program = dataclasses.replace(PROGRAM, slots=fewer)
     with pytest.raises(
-        ScheduleError, match=rf"^tick \d+ device \d: .* is written to {kind} slot {fewer[kind]}, "
+        ScheduleError,
+        match=rf"^tick \d+ device \d: .* is written to {kind} slot {fewer.of(kind)}, ",
     ):
         validate(program, SCHEDULE)
 
 
 def test_programs_of_another_pipeline_are_refused() -> None:
-    other = dataclasses.replace(PROGRAM, pipeline=Pipeline(2, 2, encoder_layers=3))
+    other = dataclasses.replace(PROGRAM, pipeline=Pipeline(2, 2, encoders=(EncoderPipeline((3,)),)))
     with pytest.raises(ScheduleError, match=r"^program of Pipeline\(.*, schedule of Pipeline\("):
         validate(other, SCHEDULE)
 
@@ -291,7 +293,7 @@ def test_programs_of_another_pipeline_are_refused() -> None:
     ],
 )
 def test_incomplete_schedules_are_refused(orders: str, reason: str) -> None:
-    pipe = Pipeline(2, 1, encoder_layers=2)
+    pipe = Pipeline(2, 1, encoders=(EncoderPipeline((2,)),))
     with pytest.raises(ScheduleError, match=f"^{reason}$"):
         check_complete(Schedule.parse(orders, pipe))
 
