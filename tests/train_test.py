@@ -10,8 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
+
+from optimus_jax import cluster, evaluate, train
+from tests.conftest import RunHere
 
 TINY = [
     "--config=configs/digits.py",
@@ -24,6 +28,8 @@ TINY = [
     *(f"--config.model.{part}.width=16" for part in ("llm", "encoder")),
     *(f"--config.model.{part}.hidden=16" for part in ("llm", "encoder")),
     "--config.model.projector_hidden=16",
+    "--config.model.vocabulary=84",  # so that two can share the model
+    "--config.model.text_length=10",
     "--config.parallel.microbatches=2",
     "--config.evaluate_examples=4",
 ]
@@ -74,14 +80,23 @@ def test_killed_and_started_again_gives_the_same_curve_bit_for_bit(
     assert "nothing to do" in run(command(tmp_path)).stdout
 
 
-@pytest.mark.parametrize("pp, dp", [(4, 1), (1, 2)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp=4 order=gpipe",
+        "pp=1 dp=2 zero=False recompute=none",
+        "pp=2 tp=2 encoder.pp=2 recompute=selective encoder.recompute=none",
+        "pp=1 tp=2 encoder.tp=2 sequence_parallel=False gradients=float32",
+        "pp=2 method=balanced",
+    ],
+)
 def test_a_run_resumes_on_another_plan(
-    whole: pathlib.Path, tmp_path: pathlib.Path, pp: int, dp: int
+    whole: pathlib.Path, tmp_path: pathlib.Path, plan: str
 ) -> None:
     """The last checkpoint of the run at pp 2 but one, taken up by another plan."""
     shutil.copytree(whole / "checkpoints" / "6", tmp_path / "checkpoints" / "6")
-    plan = [f"--config.parallel.pp={pp}", f"--config.parallel.dp={dp}"]
-    assert "resumed after step 6" in run(command(tmp_path, *plan)).stdout
+    words = [f"--config.parallel.{word}" for word in plan.split()]
+    assert "resumed after step 6" in run(command(tmp_path, *words)).stdout
     got, want = losses(tmp_path), losses(whole)
     assert got.keys() == {6, 7}
     assert got[6] == pytest.approx(want[6], rel=1e-6)  # before this plan's own updates
@@ -125,3 +140,57 @@ def test_evaluate_and_generate_use_the_trained_weights(whole: pathlib.Path) -> N
 def test_another_model_does_not_resume(whole: pathlib.Path) -> None:
     done = run(command(whole, "--config.model.llm.width=32", "--config.train.steps=9"), code=2)
     assert "llm.width: 16 there, 32 in the configuration" in done.stderr
+
+
+SOUND = """
+from ml_collections import ConfigDict
+from configs.digits import get_config as digits
+
+def get_config():
+    c = digits()
+    c.model.audio_frames = c.model.audio_bands = 16
+    c.model.more_encoders = ConfigDict(
+        dict(sound=dict(layers=1, width=16, heads=2, hidden=16, patch=4, input="audio"))
+    )
+    return c
+"""
+
+
+@pytest.mark.parametrize("main", [train.main, evaluate.main], ids=["train", "evaluate"])
+def test_what_no_data_set_has_is_not_trained_on(
+    run_here: RunHere, tmp_path: pathlib.Path, main: Callable[[], int]
+) -> None:
+    path = tmp_path / "sound.py"
+    path.write_text(SOUND)
+    done = run_here(main, f"--config={path}", f"--workdir={tmp_path}")
+    assert done.code == 2
+    assert done.err.startswith(
+        "encoder 'sound' takes audio, but the data set 'digits' has pictures only"
+    )
+
+
+def test_too_many_processes_are_refused_with_the_plans_sizes(
+    run_here: RunHere, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    monkeypatch.setattr(cluster, "initialize", lambda: None)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    words = ["parallel.tp=2", "parallel.dp=2", "model.vocabulary=84", "model.text_length=10"]
+    done = run_here(train.main, *(f"--config.{w}" for w in words), f"--workdir={tmp_path}")
+    assert done.code == 2
+    assert done.err == (
+        "3 processes cannot share 8 devices (dp 2 x pp 2 x tp 2) evenly: start a number of"
+        " processes that divides 8\n"
+    )
+
+
+def test_a_plan_that_keeps_too_much_is_refused_before_anything_compiles(
+    run_here: RunHere, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "prepare_devices", lambda config: None)
+    words = ["parallel.method=encoder_first", "parallel.encoder_cap=1"]
+    done = run_here(train.main, *(f"--config.{w}" for w in words), f"--workdir={tmp_path}")
+    assert done.code == 2
+    assert done.err.startswith(
+        "there is no plan for this configuration: encoder_first keeps saved encoder state of"
+    )

@@ -178,11 +178,13 @@ def execute(wanted: Environment, module: str, words: Sequence[str]) -> NoReturn:
 
 def variables(wanted: Environment) -> dict[str, str]:
     """The variables of a process in the environment. The CPU is jax's platform there, since the
-    plugin finds no GPU; the project is found from every folder."""
+    plugin finds no GPU; the project is found from every folder. XLA's complaints of slow compiles
+    are not shown; its errors come as exceptions."""
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "PYTHONPATH": os.pathsep.join(paths),
         "VIRTUAL_ENV": str(wanted.folder),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -28,7 +29,9 @@ def gather(masters: Tree, layouts: Tree, dtype: Any) -> Tree:
         x = x.astype(dtype)
         if layout.zero is None:
             return x
-        return lax.all_gather(x, layout.replicas, axis=layout.zero, tiled=True)
+        parts, axis = _outermost(x, layout.zero)
+        whole = lax.all_gather(parts, layout.replicas, axis=axis, tiled=True)
+        return whole.reshape(*x.shape[: layout.zero], -1, *x.shape[layout.zero + 1 :])
 
     return jax.tree.map(one, layouts, masters, is_leaf=is_layout)
 
@@ -41,10 +44,10 @@ def reduce_gradients(grads: Tree, layouts: Tree) -> Tree:
     for k, layout in enumerate(jax.tree.leaves(layouts, is_leaf=is_layout)):
         leaf, axes = leaves[k], layout.replicas + layout.partial
         if layout.zero is not None:
-            leaf = lax.psum_scatter(
-                leaf, layout.replicas, scatter_dimension=layout.zero, tiled=True
-            )
-            leaves[k] = lax.psum(leaf, layout.partial) if layout.partial else leaf
+            whole, axis = _outermost(leaf, layout.zero)
+            part = lax.psum_scatter(whole, layout.replicas, scatter_dimension=axis, tiled=True)
+            part = part.reshape(*leaf.shape[: layout.zero], -1, *leaf.shape[layout.zero + 1 :])
+            leaves[k] = lax.psum(part, layout.partial) if layout.partial else part
         elif axes and leaf.nbytes < TOGETHER:
             together.setdefault((axes, leaf.dtype), []).append(k)
         elif axes:
@@ -56,3 +59,11 @@ def reduce_gradients(grads: Tree, layouts: Tree) -> Tree:
             end = start + leaves[k].size
             leaves[k], start = total[start:end].reshape(leaves[k].shape), end
     return jax.tree.unflatten(tree, leaves)
+
+
+def _outermost(x: jax.Array, axis: int) -> tuple[jax.Array, int]:
+    """x without the dimensions of size 1 before `axis`, and where that is then. XLA gathers and
+    scatters the outermost dimension; of any other it copies the array before and after."""
+    if math.prod(x.shape[:axis]) > 1:
+        return x, axis
+    return x.reshape(x.shape[axis:]), 0

@@ -7,8 +7,10 @@ side, memory, and which method to use. Everything is simulated.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -18,14 +20,18 @@ from optimus_jax.files import replace_text
 from optimus_jax.plan import answer_page, answer_report
 from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.cluster import Cluster
+from optimus_jax.plan.execution import KEY, of_plan, written
 from optimus_jax.plan.outcome import Answer
 from optimus_jax.plan.plan import make_plan
+from optimus_jax.plan.realisation import execution_values
 from optimus_jax.schedule.task import ScheduleError
 
 command.define_config()
 command.define_costs()
 command.take_clusters()
-flags.DEFINE_string("out", None, "Of a cluster: folder for plan.json, trace and timeline.html.")
+flags.DEFINE_string(
+    "out", None, "Folder for plan.json, of a cluster also for answer, trace and timeline.html."
+)
 
 
 def main() -> int:
@@ -34,20 +40,26 @@ def main() -> int:
         return cluster(job)
     config = job
     plan = make_plan(config, command.costs())
-    p, pipe = config.parallel, config.pipeline
+    pipe, sizes = plan.pipeline, dataclasses.asdict(config.parallel)
     values = {**report.predicted(config, plan), "timeline": report.text_grid(plan.lanes)}
+    units = ", ".join(str(encoder.units) for encoder in pipe.encoders)
     command.say(
-        f"{p.dp * p.pp} devices: dp {p.dp} x pp {p.pp}, virtual stages of"
-        f" {', '.join(map(str, pipe.llm_layers))} LLM layers; a whole encoder on each device"
+        f"{config.parallel.devices} devices: {report.plan_words(sizes)}; virtual stages of"
+        f" {', '.join(map(str, pipe.llm_layers))} LLM layers"
     )
     command.say(
-        f"{p.microbatches} microbatches of {config.microbatch_rows} rows, cut into {pipe.units}"
+        f"{pipe.microbatches} microbatches of {config.microbatch_rows} rows, cut into {units}"
         f" encoder units; {plan.program.used_ticks} ticks; {plan.program.slots}"
     )
     command.say("")
     command.say(report.text(values))
     command.say("")
     command.say(f"schedule, each device in its order:\n{plan.schedule}")
+    if flags.FLAGS.out:
+        method, folder = config.parallel.method, pathlib.Path(flags.FLAGS.out)
+        executed = {"method": method, "methods": {method: written(of_plan(config, plan))}}
+        write_plan({"method": method, "step_s": plan.step_s, KEY: executed}, folder)
+        command.say(f"\nwritten: {folder / 'plan.json'}")
     if flags.FLAGS.json:
         command.emit({**values, "schedule": str(plan.schedule)})
     return 0
@@ -69,14 +81,19 @@ def cluster(job: Cluster) -> int:
 
 
 def write(answer: Answer, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the plan of the recommended method, the answer, and pictures of all methods."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes the plan of the recommended method with what the executor runs of it, the answer, and
+    pictures of all methods."""
     plan = answer_report.plan_values(answer, answer.recommended)
-    replace_text(folder / "plan.json", json.dumps(plan, separators=(",", ":")) + "\n")
+    write_plan({**plan, KEY: execution_values(answer)}, folder)
     values = answer_report.values(answer)
     replace_text(folder / "answer.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
     answer_page.write(answer, folder)
     return folder
+
+
+def write_plan(plan: dict[str, Any], folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_text(folder / "plan.json", json.dumps(plan, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

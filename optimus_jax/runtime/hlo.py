@@ -24,6 +24,22 @@ def copies_in_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     ]
 
 
+def copies_beside_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """Names of copies of arrays with one of `shapes`, whatever dimensions of size 1 they have,
+    outside all loops: paid once a step, and the copy is held beside the array."""
+    wanted = {tuple(n for n in shape if n > 1) for shape in shapes}
+    bodies, _ = _computations(hlo)
+    loops = set(_in_loops(bodies))
+    return [
+        f"{match[1]} {match[2]}[{match[3]}]"
+        for name, lines in bodies.items()
+        if name not in loops
+        for line in lines
+        if (match := _COPY.search(line))
+        and tuple(int(n) for n in match[3].split(",") if n and n != "1") in wanted - {()}
+    ]
+
+
 def products_beside_loops(hlo: str) -> list[str]:
     """Names of matrix products that run each time a loop's body does, though the body has loops of
     its own: in a tick, work that XLA moved out of the zero-or-one-trip loop that it belongs to, and

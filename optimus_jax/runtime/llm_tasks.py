@@ -56,7 +56,8 @@ class LlmTasks:
         with jax.named_scope("llm_forward"):
 
             def embed(zero: jax.Array, c: Carry) -> Carry:
-                return self._embed(row.at(zero), c)
+                with jax.named_scope("embed"):
+                    return self._embed(row.at(zero), c)
 
             def receive(zero: jax.Array, c: Carry) -> Carry:
                 return c._replace(saved=put(c.saved, get(c.wire, row.read + zero), row.saved, 0))
@@ -78,8 +79,11 @@ class LlmTasks:
                 y = get(c.saved, row.saved + zero, row.layers)
                 return c._replace(wire=put(c.wire, y, row.write)).after(y)
 
-            c = when(row.last == 0, send, c)
-            return when(row.last == 1, lambda zero, c: self._head(row.at(zero), c), c)
+            def head(zero: jax.Array, c: Carry) -> Carry:
+                with jax.named_scope("head"):
+                    return self._head(row.at(zero), c)
+
+            return when(row.last == 1, head, when(row.last == 0, send, c))
 
     def backward(self, c: Carry, row: Row) -> Carry:
         """B: the chunk's layers in reverse, then the embedding in the first virtual stage."""
@@ -102,7 +106,8 @@ class LlmTasks:
                 return c._replace(wire=put(c.wire, dx, row.write + zero))
 
             def embed(zero: jax.Array, carry: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-                return carry[0], self._embed_backward(row.at(zero), *carry)
+                with jax.named_scope("embed"):
+                    return carry[0], self._embed_backward(row.at(zero), *carry)
 
             c = when(row.first == 0, send, c)
             return when(row.first == 1, embed, (dx, c))[1]

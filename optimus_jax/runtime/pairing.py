@@ -7,6 +7,7 @@ piece between the collective's start and its done.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -88,27 +89,26 @@ def backward_pieces(
     """The backward of an encoder layer in pieces, from its forward in pieces.
 
     They run on a state (x, dy, gradients): first those of the forward on x, which leave behind what
-    their own backwards need, then these in reverse on dy. Gradients of a weight are added up.
+    their own backwards need, then these in reverse on dy. The last forward stands with its own
+    backward: its result is not needed, and alone it would be dead code. Gradients of a weight are
+    added up.
     """
     leaves, tree = jax.tree.flatten(params)
     vjps: list[tuple[list[int], Any]] = []
 
-    def forward(piece: Callable[[Params, State], State]) -> Piece:
-        def run(state: State) -> State:
-            x, dy, grads = state
-            used = _used(piece, params, x)
+    def forward(piece: Callable[[Params, State], State], state: State) -> State:
+        x, dy, grads = state
+        used = _used(piece, params, x)
 
-            def partly(some: list[jax.Array], x: State) -> State:
-                every = list(leaves)
-                for k, leaf in zip(used, some, strict=True):
-                    every[k] = leaf
-                return piece(jax.tree.unflatten(tree, every), x)
+        def partly(some: list[jax.Array], x: State) -> State:
+            every = list(leaves)
+            for k, leaf in zip(used, some, strict=True):
+                every[k] = leaf
+            return piece(jax.tree.unflatten(tree, every), x)
 
-            y, vjp = jax.vjp(partly, [leaves[k] for k in used], x)
-            vjps.append((used, vjp))
-            return y, dy, grads
-
-        return run
+        y, vjp = jax.vjp(partly, [leaves[k] for k in used], x)
+        vjps.append((used, vjp))
+        return y, dy, grads
 
     def backward(state: State) -> State:
         x, dy, grads = state
@@ -119,7 +119,12 @@ def backward_pieces(
             grads[k] = grads[k] + g if k in grads else g
         return x, dx, grads
 
-    return [*map(forward, pieces), *[backward] * len(pieces)]
+    def last(state: State) -> State:
+        _, dy, grads = forward(pieces[-1], state)
+        return backward((state[0], dy, grads))
+
+    rest = pieces[:-1]
+    return [*(functools.partial(forward, piece) for piece in rest), last, *[backward] * len(rest)]
 
 
 def gradients_of(grads: dict[int, jax.Array], params: Params) -> Params:

@@ -151,7 +151,7 @@ def test_equal_to_the_simulation_of_tasks(
     virtual = stages * chunks
     forward, backward = (tuple(draw.uniform(1, 2) for _ in range(virtual)) for _ in "FB")
     pipe = Pipeline(stages, microbatches, chunks)
-    durations = Durations(forward, backward, (1.0,), (1.0,), transfer=p2p)
+    durations = Durations(forward, backward, transfer=p2p)
     wanted = event_driven(Schedule(pipe, one_f_one_b(pipe)), durations).intervals
     name = "1f1b" if chunks == 1 else "interleaved_1f1b"
     times = time_actions(

@@ -1,0 +1,106 @@
+"""Fillings become whole schedules, drawn at random and one worked out by hand."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from optimus_jax.fill.coarse import coarse
+from optimus_jax.fill.encoder import EncoderPlan
+from optimus_jax.fill.filled import filled
+from optimus_jax.fill.filling import Filling
+from optimus_jax.fill.fine import fine
+from optimus_jax.fill.windows import SlotRule
+from optimus_jax.plan.merging import merged
+from optimus_jax.plan.snapping import snapped
+from optimus_jax.schedule.complete import check_complete
+from optimus_jax.schedule.simulate import Durations, EncoderDurations, event_driven
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Task
+from tests.fill.random_fillings import Case, by_hand, cases, kernels
+
+
+def pipeline(filling: Filling, units: int) -> Pipeline:
+    """One layer in each virtual stage of the LLM, and an encoder layer for every kernel."""
+    backbone = filling.backbone
+    virtual = 1 + max(a.stage for row in backbone.passes for _, _, a in row)
+    encoders = (EncoderPipeline(one.plan.forward.counts, units) for one in filling.placed)
+    ranks = backbone.ranks
+    return Pipeline(ranks, backbone.microbatches, virtual // ranks, encoders=tuple(encoders))
+
+
+def seconds(filling: Filling, pipe: Pipeline, window: float = 0.0) -> Durations:
+    """Those of the filling."""
+    times = {a[:2]: e - s for row in filling.backbone.passes for s, e, a in row}
+    encoders = []
+    for one, sizes in zip(filling.placed, pipe.encoders, strict=True):
+        works = one.plan.forward, one.plan.backward
+        each = [w.seconds / sizes.total / sizes.units / one.plan.copies for w in works if w]
+        encoders.append(EncoderDurations(*((s,) * sizes.total for s in each), 0.0, 0.0))
+    return Durations(
+        *(tuple(times[v, kind] for v in range(pipe.virtual_stages)) for kind in "FB"),
+        tuple(encoders),
+        gather=filling.backbone.all_gather,
+        scatter=filling.backbone.reduce_scatter,
+        overlap=True,
+        window=(window, window),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases())
+def test_every_filling_becomes_a_whole_schedule(case: Case) -> None:
+    kinds = {a.kind for row in case.backbone.passes for _, _, a in row}
+    if kinds != {"F", "B"} or any(plan.backward is None for plan in case.plans):
+        return
+    for filling in (
+        coarse(case.backbone, case.plans),
+        fine(case.backbone, case.plans, case.rule),
+        filled(case.backbone, case.cut, case.rule),
+    ):
+        assert filling is not None
+        for units in (0, 1):
+            pipe = pipeline(filling, units)
+            durations = seconds(filling, pipe, window=0.25)
+            schedule = snapped(filling, pipe, durations)
+            check_complete(schedule)
+            event_driven(schedule, durations)  # nobody waits for ever
+            for row, order in zip(case.backbone.passes, schedule.orders, strict=True):
+                llm = [part for task in order if (part := task.llm_part)]
+                stages, k = pipe.stages, len(llm)
+                assert k == len(row)
+                wanted = [(a.kind, a.microbatch, a.stage // stages) for _, _, a in row]
+                assert [(str(t.kind), t.microbatch, t.chunk) for t in llm] == wanted
+
+
+def hand_made(method: str) -> tuple[Filling, Pipeline, Durations]:
+    """The pipeline of `by_hand`, and an encoder of two layers on each rank that takes 0.5 forward
+    and 1.5 backward for a microbatch."""
+    plan = EncoderPlan(2, 1, 1, kernels(0.25, 2, pipelines=2), kernels(0.75, 2, pipelines=2))
+    rule = SlotRule(use=False)
+    found = coarse(by_hand(), [plan]) if method == "coarse" else filled(by_hand(), [plan], rule)
+    assert found is not None
+    pipe = pipeline(found, 0 if method == "filled" else 1)
+    return found, pipe, seconds(found, pipe)
+
+
+def test_coarse_by_hand() -> None:
+    # EF1 fits on rank 1 before F0 at 1, EF0 must precede time 0; EB0 after 7 on rank 1
+    filling, pipe, durations = hand_made("coarse")
+    schedule = snapped(filling, pipe, durations)
+    assert str(schedule) == "0: EF0 F0 F1 B0 B1 EB0\n1: EF1 F0 B0 F1 B1 EB1"
+    print(schedule, filling.step, event_driven(schedule, durations).end)
+    assert event_driven(schedule, durations).end == filling.step
+
+
+def test_filled_by_hand() -> None:
+    filling, pipe, durations = hand_made("filled")
+    schedule = snapped(filling, pipe, durations)
+    print(schedule, filling.step, event_driven(schedule, durations).end)
+    assert event_driven(schedule, durations).end == filling.step
+
+
+def test_layers_that_follow_one_another_become_one_task() -> None:
+    pipe = Pipeline(1, 2, encoders=(EncoderPipeline((4,), 1),))
+    order = [Task.parse(f"EF0[{n}:{n + 1})") for n in range(4)]
+    order += [Task.parse(f"EF1[{n}:{n + 1})") for n in range(3)]
+    free = Durations.uniform(pipe, encoder=4.0)
+    assert list(map(str, merged((tuple(order),), pipe, free)[0])) == ["EF0", "EF1[0:3)"]
