@@ -44,15 +44,15 @@ _MOVES = {
 _COLLECTIVES = "collective-permute", "all-reduce"
 _FUNCTIONS = {  # innermost first decides
     "layer_norm": NORMS,
-    "attention": HEADS,
-    "mlp": GELU,
-    "block": RESIDUAL,
+    **dict.fromkeys(("attend", "join_heads", "_qkv"), HEADS),
+    "_up": GELU,
+    **dict.fromkeys(("_out", "_down"), RESIDUAL),
     "add_at": SUMS,
-    **dict.fromkeys(("get", "put", "Tasks._llm_layer", "Executor._exchange"), SLOTS),
-    **dict.fromkeys(("embed", "summed_loss", "logits", "Tasks._head", "Tasks._embed"), ENDS),
-    "Tasks._embed_backward": ENDS,
-    **dict.fromkeys(("make", "Executor._carry"), ZEROS),
-    **dict.fromkeys(("reduce_gradients", "Executor._reduce"), REDUCTION),
+    **dict.fromkeys(("get", "put", "LlmTasks._layer", "Tick._exchange", "Tick._move"), SLOTS),
+    **dict.fromkeys(("embed", "summed_loss", "logits", "LlmTasks._head", "LlmTasks._embed"), ENDS),
+    "LlmTasks._embed_backward": ENDS,
+    "make": ZEROS,
+    "reduce_gradients": REDUCTION,
     **dict.fromkeys(("global_norm", "clip"), CLIPPING),
     **dict.fromkeys(("scale_by_adam", "tree_update_moment", "apply_updates"), OPTIMISER),
 }
@@ -115,11 +115,11 @@ class CompiledStep:
         inside = self.bodies.get(i.named("calls"), [])
         around = self.functions(i)
         backward = "transpose(jvp" in i.rest
-        again = not backward and any(f.startswith("Tasks.backward") for f in around)
+        again = not backward and any(f.startswith("LlmTasks.backward") for f in around)
         part = AGAIN if again else FORWARD
         if i.opcode in _COLLECTIVES:
-            return Work(EXCHANGE if "Executor._exchange" in "".join(around) else REDUCTION)
-        if any(f.startswith("Tasks.encoder") for f in around):
+            return Work(EXCHANGE if "Tick._exchange" in "".join(around) else REDUCTION)
+        if any(f.startswith("EncoderTasks.") for f in around):
             return Work(ASTRAY)
         for dot in (x for x in (i, *inside) if x.opcode == "dot"):
             left = self.by_name[dot.operands[0]].dims

@@ -18,11 +18,10 @@ import jax
 import numpy as np
 
 from optimus_jax.runtime.comparison import Bench
+from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
-from optimus_jax.schedule.program import Program, Slots
-from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.program import EncoderSlots, Program, Slots
 
 ROUNDS = 15
 THOUSANDS = 20
@@ -37,16 +36,17 @@ def idle(program: Program, ticks: int) -> Program:
 
 
 def main() -> None:
-    pipe = Pipeline(2, 4, llm_layers=(2, 2), encoder_layers=4)
-    durations = Durations.uniform(pipe, encoder=0.7)
-    program = lower(schedule("filled", "1f1b", pipe, durations), durations)
-    bench = Bench(pipe, dp=1)
+    bench = Bench(SmallPlan(pp=2, dp=1, chunks=1, microbatches=4))
+    durations = bench.plan.durations
+    program = lower(schedule("filled", "1f1b", bench.pipe, durations), durations)
     runs = {}
     for slots in (40, 4700):
-        program = dataclasses.replace(program, slots=Slots(slots, slots, slots, slots))
+        encoder = EncoderSlots(feature=slots, saved=slots)
+        program = dataclasses.replace(program, slots=Slots(slots, slots, (encoder,)))
         executor = bench.executor(program)
         params = bench.staged(executor, bench.params)
-        size = sum(4 * int(np.prod(shape)) for shape in executor.carry_shapes(params))
+        carry = jax.tree.leaves(executor.carry_shapes(params))
+        size = sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in carry)
         batch, steps = executor.place_batch(bench.batch), []
         for ticks in (100, 100 + 1000 * THOUSANDS):
             tables = executor.place_tables(idle(program, ticks))

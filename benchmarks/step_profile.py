@@ -53,7 +53,7 @@ from work_kinds import (
 )
 
 from optimus_jax.config import Config
-from optimus_jax.cost.costs import analytic
+from optimus_jax.cost.analytic import analytic
 from optimus_jax.measure.rounds import by_turns
 from optimus_jax.parallel.agreement import gather
 from optimus_jax.plan.plan import make_plan
@@ -70,7 +70,7 @@ class Ours:
         from optimus_jax.runtime.trainer import Trainer
 
         plan = make_plan(config, analytic(config), "text_only")
-        session = Session(config, plan.program.slots, plan.program.ticks)
+        session = Session(config, plan.program.shape)
         self.rest = session.batch, *session.place(plan.program)
         self.state = session.state
         lowered = Trainer(session.executor, config.train).train_step().lower(self.state, *self.rest)

@@ -31,7 +31,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from configs.bench import get_config
 from optimus_jax import cluster
 from optimus_jax.config import Config, from_config_dict
-from optimus_jax.cost.costs import analytic
+from optimus_jax.cost.analytic import analytic
 from optimus_jax.measure.rounds import by_turns, ratio
 from optimus_jax.plan.plan import make_plan
 
@@ -155,7 +155,7 @@ def compare(name: str, width: int, rows: int) -> None:
 
     config = configuration(width, rows)
     plan = make_plan(config, analytic(config), "text_only")
-    session = Session(config, plan.program.slots, plan.program.ticks)
+    session = Session(config, plan.program.shape)
     tables = session.place(plan.program)
     kept, again = TorchPipeline(config, False), TorchPipeline(config, True)
     times = by_turns(

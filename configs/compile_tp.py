@@ -1,10 +1,11 @@
 """A job to compile, not to train: python -m optimus_jax.compile --config=configs/compile_tp.py.
 
-A LLaMA-like LLM of 16 layers, width 8192, on 64 H100s: 2 replicas of 4 stages, every layer cut over
-8 GPUs with sequence parallelism. A ViT of 16 layers, width 3072, on 4 stages with one picture for
-each of 8 lanes: a lane's share of an encoder layer is about what fits beside the collectives of an
-LLM layer. Tasks are fused, so most of the LLM's collectives should have encoder work beside them.
-Compiling takes as long for any number of layers or GPUs.
+A LLaMA-like LLM of 16 layers, width 8192, on 64 H100s: 4 replicas of 4 stages, every layer cut over
+4 GPUs with sequence parallelism. A ViT of 16 layers, width 3072, on 4 stages, its pictures shared by
+the 4 GPUs of a stage: one of its layers then takes about as long as the collectives of an LLM layer.
+At most 10 microbatches may have encoder activations at a time, so that pipeline bubbles cannot take
+all of the encoder's work, and most of it runs inside LLM layers. Compiling takes as long for any
+number of layers or GPUs.
 """
 
 from ml_collections import ConfigDict
@@ -35,9 +36,9 @@ def get_config() -> ConfigDict:
     c.data.digits_high = 4
 
     c.parallel = ConfigDict()
-    c.parallel.dp = 2
+    c.parallel.dp = 4
     c.parallel.pp = 4
-    c.parallel.tp = 8
+    c.parallel.tp = 4
     c.parallel.chunks = 1
     c.parallel.microbatches = 16
     c.parallel.order = "1f1b"
@@ -47,10 +48,11 @@ def get_config() -> ConfigDict:
     c.parallel.sequence_parallel = True
     c.parallel.zero = True
     c.parallel.fuse = True
+    c.parallel.encoder_cap = 10
 
     c.train = ConfigDict()
     c.train.seed = 0
-    c.train.batch = 2 * 16 * 8  # replicas x microbatches x rows
+    c.train.batch = 4 * 16 * 8  # replicas x microbatches x rows
     c.train.steps = 1000
     c.train.learning_rate = 1e-4
     c.train.warmup = 10

@@ -37,7 +37,10 @@ def predicted(config: Config, plan: Plan) -> dict[str, Any]:
         "text_only_step_s": b.alone_step + plan.durations.epilogue,
         "epilogue_s": plan.durations.epilogue,
         "ticks": plan.program.used_ticks,
-        "slots": dataclasses.asdict(plan.program.slots),
+        "slots": {
+            **dataclasses.asdict(plan.program.slots),
+            "encoders": [dataclasses.asdict(slots) for slots in plan.program.slots.encoders],
+        },
         "bubbles": {name: dataclasses.asdict(bubble) for name, bubble in b.causes.items()},
         "share_filled": b.share_filled,
         "inside_share": b.inside_share,

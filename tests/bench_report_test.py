@@ -32,9 +32,9 @@ def contest(emulate: bool = False) -> Contest:
     values = get_config("pp2_m4").to_dict()
     values["emulate"] = {"chunk_forward_s": 0.1, "encoder": 0.5, "encoder_backward": 1.0}
     config = from_config_dict(values)
-    costs = dataclasses.replace(
-        emulated(config), source="measured", exchange=0.001, feature_exchange=0.002, epilogue=0.25
-    )
+    costs = dataclasses.replace(emulated(config), source="measured", exchange=0.001, epilogue=0.25)
+    vision = dataclasses.replace(costs.encoders["vision"], feature_exchange=0.002)
+    costs = dataclasses.replace(costs, encoders={"vision": vision})
     plans = {name: make_plan(config, costs, name) for name in TIMES}
     where = {"devices": 2, "processor": "A Chip", "device": "cpu", "jax": "1.2.3"}
     taken = Profile(costs, {"epilogue": Spread(0.25, 0.0, 3)}, where, Spread(0.5, 0.0, 3))
@@ -147,6 +147,39 @@ def test_the_timeline_shows_what_was_measured_beside_what_was_predicted(
     for name, method in methods.items():
         assert method["measured_s"] == values["methods"][name]["measured_s"]
         assert method["views"]["predicted"]["end_s"] == method["predicted_s"]
+
+
+def test_a_pipeline_of_its_own_is_told_and_judged_by_its_own_profile(done: Contest) -> None:
+    costs = dataclasses.replace(done.profile.costs, epilogue=0.5)
+    once = dataclasses.replace(done.profile, costs=costs, reference=Spread(1.0, 0.0, 3))
+    plans = {**done.plans, "balanced": make_plan(done.config, costs, "balanced")}
+    times = {**done.times, "balanced": [1.0, 2.0, 3.0]}
+    with_it = dataclasses.replace(done, plans=plans, times=times, own={"balanced": once})
+    values = bench_report.values(with_it)
+    found = values["methods"]["balanced"]
+    assert found["predicted_s"] == plans["balanced"].step_s
+    # its reference took 1.0 when it was profiled, and 0.5, 1.0 and 1.5 in the rounds
+    assert found["error_as_profiled"] == pytest.approx(2.0 / found["predicted_s"] - 1)
+    assert found["encoder_layers"] == [plans["balanced"].pipeline.encoders[0].layers]
+    assert "balanced has 3,0 encoder and 2,2 LLM layers in its stages" in bench_report.text(values)
+    assert "encoder_layers" not in bench_report.summary(values)["methods"]["balanced"]
+
+
+def test_exchanges_are_told_by_encoder() -> None:
+    values = get_config("pp2_m4").to_dict()
+    ears = {"layers": 2, "width": 30, "heads": 3, "hidden": 50, "patch": 4, "input": "audio"}
+    values["model"] |= {"more_encoders": {"ears": ears}, "audio_frames": 16, "audio_bands": 5}
+    values["parallel"]["more_encoders"] = {"ears": {"pp": 2}}
+    config = from_config_dict(values)
+    costs = dataclasses.replace(emulated(config), exchange=0.5)
+    hidden = dataclasses.replace(costs.encoders["ears"], hidden_exchange=0.25)
+    costs = dataclasses.replace(costs, encoders={**costs.encoders, "ears": hidden})
+    found = bench_report._exchanges(config, costs.durations(config))
+    assert found == {
+        "feature_exchange": 0.5,
+        "feature_exchange_ears": 0.5,
+        "hidden_exchange_ears": 0.25,
+    }
 
 
 def test_without_text_only_nothing_is_a_share_of_it() -> None:

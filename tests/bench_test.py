@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from configs.bench import get_config
+from optimus_jax.bench import runnable, wrong_methods
+from optimus_jax.config import Config, from_config_dict
 from optimus_jax.cost.costs import Costs
+from optimus_jax.schedule.methods import METHODS
 from tests.conftest import ROOT
 
 # Runs a module as python -m does, and says in the end whether it imported jax.
@@ -44,7 +49,7 @@ def test_wrong_methods_and_processes_of_a_bench_are_reported_together() -> None:
     assert found[1].startswith("--methods: unknown 'filed', did you mean filled")
     assert found[2].startswith("--methods: unknown 'nothing'")
     assert len(found) == 3
-    assert all("(valid: text_only, encoder_first, phased, coarse" in line for line in found[1:])
+    assert all("(valid: text_only, encoder_first, balanced, phased" in line for line in found[1:])
 
 
 def test_wrong_processes_and_file_of_a_profile_are_reported_together() -> None:
@@ -73,6 +78,52 @@ def test_a_wrong_bench_ends_in_words(words: list[str], wanted: str) -> None:
     assert not any("Traceback" in line for line in found)
 
 
+WORDS = ["balanced", "fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, {"balanced": "", "fsdp": ""}),
+        ({"ears": True}, {"balanced": "--methods: balanced runs one encoder, the model has 2"}),
+        ({"layers": (1, 2), "chunks": 2}, {"balanced": "--methods: balanced splits 1 encoder"}),
+        ({"batch": 42}, {"fsdp": "42 rows do not divide among 4 devices"}),
+    ],
+)
+def test_methods_that_do_not_run_a_configuration_are_refused_in_words(
+    settings: dict[str, Any], wanted: dict[str, str]
+) -> None:
+    config = config_of(**settings)
+    for method in WORDS:
+        found = wrong_methods(["text_only", method], config)
+        if wanted.get(method):
+            assert len(found) == 1 and wanted[method] in found[0]
+        else:
+            assert found == []
+    assert ("balanced" in runnable(config)) == (not wanted.get("balanced"))
+    assert set(METHODS) - {"balanced"} <= set(runnable(config))
+
+
+def config_of(
+    ears: bool = False, layers: tuple[int, int] = (3, 4), chunks: int = 1, batch: int = 80
+) -> Config:
+    """Four devices: two replicas of two stages; `layers` of encoder and LLM."""
+    values = get_config("pp2_m4").to_dict()
+    values["model"]["encoder"]["layers"], values["model"]["llm"]["layers"] = layers[0], 4
+    own = {"layers": 2, "width": 30, "heads": 3, "hidden": 50, "patch": 4, "input": "audio"}
+    if ears:
+        values["model"] |= {"more_encoders": {"ears": own}, "audio_frames": 16, "audio_bands": 5}
+    values["parallel"] |= {"dp": 2, "chunks": chunks}
+    values["train"]["batch"] = 80
+    config = from_config_dict(values)
+    llm = dataclasses.replace(config.model.llm, layers=layers[1])
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, llm=llm),
+        train=dataclasses.replace(config.train, batch=batch),
+    )
+
+
 @pytest.mark.parametrize("module", ["bench", "profile"])
 def test_a_cluster_of_another_size_is_refused(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
@@ -84,7 +135,7 @@ def test_a_cluster_of_another_size_is_refused(module: str, monkeypatch: pytest.M
 
 
 def test_an_emulated_bench_in_two_processes(tmp_path: pathlib.Path) -> None:
-    methods, rounds, f = ("text_only", "phased", "filled"), 2, 0.005
+    methods, rounds, f = ("text_only", "balanced", "phased", "filled"), 2, 0.005
     line = [
         *(sys.executable, "-m", "optimus_jax.bench", "--config=configs/bench.py:pp2_m4"),
         *("--emulate", "--json", f"--rounds={rounds}", f"--methods={','.join(methods)}"),
@@ -106,7 +157,7 @@ def test_an_emulated_bench_in_two_processes(tmp_path: pathlib.Path) -> None:
     assert (folder / "report.txt").read_text().strip() in done.stdout
 
     costs = Costs.load(folder / "profile.json")
-    assert 0.5 * f < costs.llm_task.forward < 20 * f
+    assert 0.5 * f < 2 * costs.llm_layer.forward < 20 * f, "two layers"
     assert found["costs"]["exchange"] == costs.exchange
 
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
@@ -121,7 +172,7 @@ def check_times(found: dict[str, Any], everything: dict[str, Any], f: float) -> 
     F = f, B = 2f, and the encoder's work of a microbatch takes 3f."""
     for name, times in (("F", 1), ("B", 2), ("e", 1), ("e_b", 2)):
         assert 0.5 * times * f < found["costs"][name] < 20 * times * f
-    sleeps = {"text_only": 15 * f, "phased": 21 * f, "filled": 16.5 * f}
+    sleeps = {"text_only": 15 * f, "phased": 21 * f, "filled": 16.5 * f, "balanced": 16.5 * f}
     for name, method in found["methods"].items():
         times = everything["times"][name]
         assert len(times) == found["rounds"]

@@ -99,6 +99,24 @@ def test_text_says_the_scores_that_there_are(scores: dict[str, Any], wanted: lis
     assert sum("held-out" in line for line in found) == 1
 
 
+@pytest.mark.parametrize(
+    ("plan", "wanted"),
+    [
+        ({}, "2 pipeline stages, 4 microbatches"),
+        ({"chunks": 3}, "2 pipeline stages, 3 chunks each, 4 microbatches"),
+        ({"dp": 2, "tp": 4}, "2 replicas of 2 pipeline stages x 4 tensor shards, 4 microbatches"),
+        (
+            {"encoder": {"pp": 2, "tp": 1}, "more_encoders": {"ears": {"pp": 2, "tp": 4}}},
+            "2 pipeline stages, encoder of 2 stages, ears of 2 stages x 4 tensor shards,"
+            " 4 microbatches",
+        ),
+    ],
+)
+def test_a_plan_in_a_few_words(plan: dict[str, Any], wanted: str) -> None:
+    bare = {"dp": 1, "pp": 2, "tp": 1, "chunks": 1, "microbatches": 4, "more_encoders": {}}
+    assert report.plan_words({**bare, "encoder": {"pp": 1, "tp": 1}, **plan}) == wanted
+
+
 def test_text_leaves_no_file_open() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -118,7 +136,8 @@ def test_predicted_values_are_the_plans(planned: tuple[Config, Plan]) -> None:
     alone = plan.bubbles.alone_step + plan.durations.epilogue
     assert found["text_only_step_s"] == alone < found["predicted_step_s"]
     assert 0 < found["ticks"] <= plan.program.ticks
-    assert set(found["slots"].values()) <= set(range(20))
+    counts = found["slots"]["wire"], found["slots"]["saved"]
+    assert set(counts) <= set(range(20))
     assert tuple(found["bubbles"]) == CAUSES
     for cause, bubble in found["bubbles"].items():
         assert bubble == vars(plan.bubbles.causes[cause])

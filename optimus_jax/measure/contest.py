@@ -17,6 +17,7 @@ from optimus_jax.cost.analytic import analytic
 from optimus_jax.cost.costs import Costs, emulated
 from optimus_jax.measure import profile
 from optimus_jax.measure.fsdp import Fsdp
+from optimus_jax.measure.profile import Profile
 from optimus_jax.measure.rounds import Timings, by_turns
 from optimus_jax.measure.session import Session, covering
 from optimus_jax.parallel.agreement import gather, share
@@ -48,19 +49,19 @@ class Contest:
     pipeline of their own; there too `reference` is that probe."""
 
     config: Config
-    profile: profile.Profile
+    profile: Profile
     plans: dict[str, Plan]
     times: Timings
     reference: list[float]
     marks: dict[str, Marks]  # of one step of each method, slowed a little by the clock
     emulated: bool
-    own: dict[str, profile.Profile] = dataclasses.field(default_factory=dict)
+    own: dict[str, Profile] = dataclasses.field(default_factory=dict)
 
     @property
     def durations(self) -> Durations:
         return self.profile.costs.durations(self.config)
 
-    def profile_of(self, method: str) -> profile.Profile:
+    def profile_of(self, method: str) -> Profile:
         """The profile that a method was planned from."""
         return self.own.get(method, self.profile)
 
@@ -88,7 +89,9 @@ def run(
     if not all(session.fits(plan.program) for plan in plans.values()):
         say("compiling once more: the plans need more ticks or slots")
         session = _session(config, plans, emulate)
-    runs = {name: partial(session.seconds, session.place(p.program)) for name, p in plans.items()}
+    runs: dict[str, Callable[[], float]] = {
+        name: partial(session.seconds, session.place(p.program)) for name, p in plans.items()
+    }
     reference = profile.reference(session)
     own = {}
     if BALANCED in methods:

@@ -19,8 +19,9 @@ Tree = Any
 TOGETHER = 1 << 20
 
 
-def gather(masters: Tree, layouts: Tree, dtype: Any) -> Tree:
-    """The weights in the compute dtype, whole along their replicas; runs inside shard_map.
+def gather(masters: Tree, layouts: Tree, dtype: Any, scope: str = "gather") -> Tree:
+    """The weights in the compute dtype, whole along their replicas; runs inside shard_map. `scope`
+    is the collectives' name in the compiled step.
 
     They are cast first: half as much then travels.
     """
@@ -30,22 +31,25 @@ def gather(masters: Tree, layouts: Tree, dtype: Any) -> Tree:
         if layout.zero is None:
             return x
         parts, axis = _outermost(x, layout.zero)
-        whole = lax.all_gather(parts, layout.replicas, axis=axis, tiled=True)
+        with jax.named_scope(scope):
+            whole = lax.all_gather(parts, layout.replicas, axis=axis, tiled=True)
         return whole.reshape(*x.shape[: layout.zero], -1, *x.shape[layout.zero + 1 :])
 
     return jax.tree.map(one, layouts, masters, is_leaf=is_layout)
 
 
-def reduce_gradients(grads: Tree, layouts: Tree) -> Tree:
+def reduce_gradients(grads: Tree, layouts: Tree, scope: str = "reduce") -> Tree:
     """Each device's gradients summed over replicas and, where they are parts, over tensor shards;
-    of weights that are cut over replicas each keeps its own part. Runs inside shard_map."""
+    of weights that are cut over replicas each keeps its own part. Runs inside shard_map; `scope`
+    is the name under which the latter stand in the compiled step."""
     leaves, tree = jax.tree.flatten(grads)
     together: dict[tuple[Axes, Any], list[int]] = {}
     for k, layout in enumerate(jax.tree.leaves(layouts, is_leaf=is_layout)):
         leaf, axes = leaves[k], layout.replicas + layout.partial
         if layout.zero is not None:
             whole, axis = _outermost(leaf, layout.zero)
-            part = lax.psum_scatter(whole, layout.replicas, scatter_dimension=axis, tiled=True)
+            with jax.named_scope(scope):
+                part = lax.psum_scatter(whole, layout.replicas, scatter_dimension=axis, tiled=True)
             part = part.reshape(*leaf.shape[: layout.zero], -1, *leaf.shape[layout.zero + 1 :])
             leaves[k] = lax.psum(part, layout.partial) if layout.partial else part
         elif axes and leaf.nbytes < TOGETHER:

@@ -23,7 +23,7 @@ from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.execution import KEY, of_plan, written
 from optimus_jax.plan.outcome import Answer
 from optimus_jax.plan.plan import make_plan
-from optimus_jax.plan.realisation import execution_values
+from optimus_jax.plan.realisation import execution_text, execution_values
 from optimus_jax.schedule.task import ScheduleError
 
 command.define_config()
@@ -73,22 +73,26 @@ def cluster(job: Cluster) -> int:
         raise UserError(str(error)) from None
     command.say(answer_report.text(answer))
     if flags.FLAGS.out:
-        folder = write(answer, pathlib.Path(flags.FLAGS.out))
+        folder = pathlib.Path(flags.FLAGS.out)
+        command.say(f"\n{execution_text(write(answer, folder))}")
         command.say(f"\nwritten: {folder} (plan.json, answer.json, trace.json, timeline.html)")
     if flags.FLAGS.json:
         command.emit(answer_report.values(answer))
     return 0
 
 
-def write(answer: Answer, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the plan of the recommended method with what the executor runs of it, the answer, and
-    pictures of all methods."""
-    plan = answer_report.plan_values(answer, answer.recommended)
-    write_plan({**plan, KEY: execution_values(answer)}, folder)
+def write(answer: Answer, folder: pathlib.Path) -> dict[str, Any]:
+    """Writes the plan of the recommended method, the answer, and pictures of all methods; returns
+    the plan's part for the executor."""
+    plan, executions = (
+        answer_report.plan_values(answer, answer.recommended),
+        execution_values(answer),
+    )
+    write_plan({**plan, KEY: executions}, folder)
     values = answer_report.values(answer)
     replace_text(folder / "answer.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
     answer_page.write(answer, folder)
-    return folder
+    return executions
 
 
 def write_plan(plan: dict[str, Any], folder: pathlib.Path) -> None:

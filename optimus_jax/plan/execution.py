@@ -12,6 +12,7 @@ from optimus_jax import config_checks, parallel_checks
 from optimus_jax.config import Config, EncoderParallel
 from optimus_jax.config_checks import ConfigError
 from optimus_jax.cost.analytic import analytic
+from optimus_jax.cost.costs import Costs
 from optimus_jax.errors import UserError
 from optimus_jax.plan.plan import Plan
 from optimus_jax.schedule.bubbles import bubble_report
@@ -135,7 +136,9 @@ def _read(method: str, found: Mapping[str, Any]) -> Execution:
     pipe = Pipeline(**{**sizes, "llm_layers": tuple(sizes["llm_layers"]), "encoders": encoders})
     times = dict(found["durations"])
     times["encoders"] = tuple(
-        EncoderDurations(**{k: tuple(v) if isinstance(v, list) else v for k, v in one.items()})
+        EncoderDurations(
+            **{**one, "forward": tuple(one["forward"]), "backward": tuple(one["backward"])}
+        )
         for one in times["encoders"]
     )
     for name in ("forward", "backward", "window"):
@@ -211,8 +214,8 @@ def configured(config: Config, execution: Execution, devices: int | None = None)
     if wrong:
         raise UserError("\n  ".join(["the plan does not fit the configuration:", *wrong]))
     encoders = []
-    for (pp, tp), own in zip(execution.encoders, config.encoder_plans.values(), strict=True):
-        encoders.append(dataclasses.replace(own, pp=pp, tp=tp))
+    for (pp, tp), plan in zip(execution.encoders, config.encoder_plans.values(), strict=True):
+        encoders.append(dataclasses.replace(plan, pp=pp, tp=tp))
     return _with(config, execution, encoders)
 
 
@@ -246,14 +249,18 @@ def _with(config: Config, execution: Execution, encoders: Sequence[EncoderParall
     return found
 
 
-def planned(config: Config, execution: Execution) -> Plan:
-    """The plan of a configuration that `configured` has made: its schedule, the program, and times
-    from the plan's own seconds.
+def planned(config: Config, execution: Execution, costs: Costs | None = None) -> Plan:
+    """The plan of a configuration that `configured` has made: its schedule and the program; times
+    from the plan's own seconds, or from given costs.
 
     Raises ScheduleError if the schedule cannot run.
     """
-    durations, pipe = execution.durations, execution.pipeline
-    program = execution.program()
+    pipe = execution.pipeline
+    if costs is None:
+        costs = dataclasses.replace(analytic(config), source=f"the plan of {execution.method}")
+    else:
+        execution = dataclasses.replace(execution, durations=costs.durations(config, pipe))
+    durations, program = execution.durations, execution.program()
     llm = tuple(
         tuple(part for task in order if (part := task.llm_part))
         for order in execution.schedule.orders
@@ -261,7 +268,6 @@ def planned(config: Config, execution: Execution) -> Plan:
     alone = lower(Schedule(pipe, llm), durations)
     lanes, alone_lanes = program.time(durations), alone.time(durations)
     ends = program.end(durations), alone.end(durations)
-    costs = dataclasses.replace(analytic(config), source=f"the plan of {execution.method}")
     return Plan(
         costs=costs,
         durations=durations,

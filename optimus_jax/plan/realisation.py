@@ -139,8 +139,12 @@ def _durations(answer: Answer, o: Outcome, pipe: Pipeline) -> Durations:
     for k, kind in enumerate("FB"):
         slots = sum(end - start for start, end in times.llm_pass(kind).slots)
         window.append(slots * a.slot_usable / a.slot_contention * min(s[k] for s in stretch))
+    forward, backward = (
+        tuple(times.llm_pass(kind, n).seconds for n in pipe.llm_layers) for kind in "FB"
+    )
     return Durations(
-        *(tuple(times.llm_pass(kind, n).seconds for n in pipe.llm_layers) for kind in "FB"),
+        forward,
+        backward,
         tuple(encoders),
         transfer=times.latency(),
         gather=backbone.all_gather,
@@ -177,11 +181,13 @@ def _inside(answer: Answer, o: Outcome) -> tuple[Schedule, Durations]:
     for spec in cluster.encoders.values():
         s, n = times.encoder_seconds(spec, plan.tp), spec.model.layers
         encoders.append(EncoderDurations((s.forward,) * n, (s.backward,) * n))
+    forward, backward = (
+        tuple(n * layer + busy if n else 0.0 for n in b.llm_layers)
+        for layer in (llm.forward, llm.backward)
+    )
     durations = Durations(
-        *(
-            tuple(n * layer + busy if n else 0.0 for n in b.llm_layers)
-            for layer in (llm.forward, llm.backward)
-        ),
+        forward,
+        backward,
         tuple(encoders),
         transfer=times.latency(),
         gather=b.backbone.all_gather,
@@ -203,3 +209,18 @@ def execution_values(answer: Answer) -> dict[str, Any]:
             except ScheduleError as error:
                 methods[name] = {"refused": str(error)}
     return {"method": answer.recommended, "methods": methods}
+
+
+def execution_text(values: dict[str, Any]) -> str:
+    """What `execution_values` found, in words: whole layers beside the planner's kernels."""
+    lines = []
+    for name, one in values["methods"].items():
+        if "refused" in one:
+            lines.append(f"the executor does not run {name}: {one['refused']}")
+            continue
+        ratio = one["event_driven_s"] / one["planned_s"] - 1
+        lines.append(
+            f"the executor's {name}, in whole layers: {one['event_driven_s']:.3f} s,"
+            f" {ratio:+.1%} on the step above"
+        )
+    return "\n".join(lines)

@@ -22,7 +22,12 @@ _EPSILON = 1e-9
 PATIENCE = (None, 0, 2, 8, 1000)
 
 
-def snapped(filling: Filling, pipe: Pipeline, durations: Durations) -> Schedule:
+def snapped(
+    filling: Filling,
+    pipe: Pipeline,
+    durations: Durations,
+    patiences: Sequence[int | None] = PATIENCE,
+) -> Schedule:
     """The schedule of a filling on the executor's pipeline: the LLM's passes in their order, and
     encoder layers where the filling has their kernels.
 
@@ -43,8 +48,8 @@ def snapped(filling: Filling, pipe: Pipeline, durations: Durations) -> Schedule:
             raise ScheduleError("the executor trains every encoder, a frozen one has no backward")
     work = Stretches(filling, pipe)
     best: tuple[float, Schedule] | None = None
-    for patience in PATIENCE:
-        if patience is not None and not (work.uses_slots and max(durations.window)):
+    for patience in patiences:
+        if best and not (work.uses_slots and max(durations.window)):
             break
         orders = _Ordering(work, pipe, patience).run()
         schedule = Schedule(pipe, merged(orders, pipe, durations))

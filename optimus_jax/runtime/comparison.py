@@ -94,21 +94,35 @@ class Bench:
         return jax.tree.map(put_global, host, executor.weight_shardings())
 
     def errors(self, loss: jax.Array, grads: Any, images: bool) -> Errors:
-        """Worst over devices and weights: |g - g_ref| / max(|g_ref|, 1e-4 |all gradients|) of each
-        device's shard; infinite where a value is not finite. Of a part of a weight |g_ref| is at
-        least the whole weight's per element, so that no weight as a whole is further off."""
+        """Of the loss, and the worst of all weights: |g - g_ref| / max(|g_ref|, 1e-4 |all
+        gradients|), on every set of devices that together hold a copy; infinite where a value is
+        not finite. Of what this process holds."""
+        return self.judge(*self.squares(loss, grads, images), images)
+
+    def squares(self, loss: jax.Array, grads: Any, images: bool) -> tuple[float, np.ndarray]:
+        """The relative error of the loss, and [copies, weights] squares of the gradients' errors,
+        summed over this process's devices."""
         wanted_loss, wanted = self.expected[images]
-        total = np.sqrt(sum(float(np.sum(g**2)) for g in jax.tree.leaves(wanted)))
         wanted = jax.tree.map(np.asarray, stage_tree(wanted, self.pipe, tuple(self.plan.names)))
-        worst = 0.0
-        for g, ref in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+        sums = self.no_squares()
+        pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True)
+        for k, (g, ref) in enumerate(pairs):
             for shard in g.addressable_shards:
-                part = ref[shard.index]
-                typical = float(np.linalg.norm(ref)) * (part.size / ref.size) ** 0.5
-                size = max(float(np.linalg.norm(part)), typical, 1e-4 * total)
-                worst = max(worst, _finite(np.linalg.norm(np.asarray(shard.data) - part) / size))
+                difference = np.asarray(shard.data, np.float64) - ref[shard.index]
+                sums[shard.replica_id, k] += np.sum(difference**2)
         losses = [np.asarray(shard.data) for shard in loss.addressable_shards]
-        return max(_finite(abs(x - wanted_loss) / wanted_loss) for x in losses), worst
+        return max(_finite(abs(x - wanted_loss) / wanted_loss) for x in losses), sums
+
+    def no_squares(self) -> np.ndarray:
+        """What a process without devices of the mesh has."""
+        return np.zeros((self.meshes.mesh.size, len(jax.tree.leaves(self.params))))
+
+    def judge(self, loss: float, squares: np.ndarray, images: bool) -> Errors:
+        """The errors of a run from what all its processes found."""
+        _, wanted = self.expected[images]
+        norms = np.array([np.linalg.norm(g) for g in jax.tree.leaves(wanted)])
+        sizes = np.maximum(norms, 1e-4 * np.linalg.norm(norms))
+        return loss, max(map(_finite, (np.sqrt(squares) / sizes).ravel()))
 
 
 def _finite(x: Any) -> float:
@@ -118,12 +132,33 @@ def _finite(x: Any) -> float:
 def compare(
     plan: SmallPlan, cases: list[tuple[str, str]], inject: str = "", quick: bool = True
 ) -> list[Errors]:
-    """The errors of each (order, method), all through one compilation. Zero where this process has
-    no device of the mesh. `inject` is one of verify.INJECTIONS."""
+    """The errors of each (order, method), all through one compilation; every process of the run
+    calls it alike. `inject` is one of verify.INJECTIONS."""
     bench = Bench(plan, quick)
-    pipe, durations = bench.pipe, plan.durations
-    if not bench.here():
-        return [(0.0, 0.0)] * len(cases)
+    found = (
+        _run(bench, cases, inject) if bench.here() else [(0.0, bench.no_squares()) for _ in cases]
+    )
+    losses, squares = (np.array(x, np.float64) for x in zip(*found, strict=True))
+    if jax.process_count() > 1:
+        # as bytes: x64 is off, and float32 would round
+        every = [
+            multihost_utils.process_allgather(np.frombuffer(x.tobytes(), np.uint8))
+            for x in (losses, squares)
+        ]
+        losses, squares = (
+            np.array([np.frombuffer(one.tobytes()).reshape(x.shape) for one in all_])
+            for x, all_ in zip((losses, squares), every, strict=True)
+        )
+        losses, squares = losses.max(axis=0), squares.sum(axis=0)
+    return [
+        bench.judge(float(loss), own, images=method != "text_only")
+        for loss, own, (_, method) in zip(losses, squares, cases, strict=True)
+    ]
+
+
+def _run(bench: Bench, cases: list[tuple[str, str]], inject: str) -> list[tuple[float, np.ndarray]]:
+    """What this process sees of each case: see Bench.squares."""
+    pipe, durations = bench.pipe, bench.plan.durations
     programs = []
     for order, method in cases:
         schedule = make_schedule(method, order, pipe, durations)
@@ -137,23 +172,13 @@ def compare(
     executor = bench.executor(programs[0], reduce=inject != "skip_reduce")
     step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
     batch = executor.place_batch(bench.batch)
-    errors = []
+    found = []
     for (_, method), program in zip(cases, programs, strict=True):
         loss, grads, _ = step(params, batch, *executor.place_tables(program))
-        errors.append(bench.errors(loss, grads, images=method != "text_only"))
+        found.append(bench.squares(loss, grads, images=method != "text_only"))
     if step._cache_size() != 1:
         raise AssertionError(f"{len(cases)} schedules took {step._cache_size()} compilations")
-    return errors
-
-
-def agree(results: list[Any]) -> list[Errors]:
-    """The worst errors over all processes, in each of them."""
-    mine = np.array([(r.loss_rel_err, r.grad_rel_err) for r in results], np.float64).reshape(-1, 2)
-    if jax.process_count() > 1:
-        # as bytes: x64 is off, and float32 would round
-        every = multihost_utils.process_allgather(np.frombuffer(mine.tobytes(), np.uint8))
-        mine = np.max([np.frombuffer(x.tobytes()).reshape(-1, 2) for x in every], axis=0)
-    return [(float(a), float(b)) for a, b in mine]
+    return found
 
 
 def _without_microbatch(schedule: Schedule, microbatch: int) -> Schedule:

@@ -159,9 +159,9 @@ class Executor:
         own = self._encoder_tasks(encoders, batch)
         c = slot_buffers.make(self, masters)
 
-        def llm(masters: Params) -> Params:
+        def llm(masters: Params, scope: str) -> Params:
             with jax.named_scope("gather_llm"):
-                return gathered(masters, self.layouts["llm"])
+                return gathered(masters, self.layouts["llm"], scope=scope)
 
         tick = functools.partial(self._tick, own)
         weights, c = self._beside(llm, masters["llm"], tick(None), prologue[:, 0], c)
@@ -171,10 +171,10 @@ class Executor:
             _, c = self._beside(None, None, tick(None), epilogue[:, 0], c)
             return self._loss(c), self._with_stages(c.grads), c.nans[None]
 
-        def scatter(grads: Params) -> Params:
+        def scatter(grads: Params, scope: str) -> Params:
             with jax.named_scope("scatter_llm"):
                 grads = self._with_stages({"llm": grads})["llm"]
-                return reduce_gradients(grads, self.layouts["llm"])
+                return reduce_gradients(grads, self.layouts["llm"], scope)
 
         llm_grads, rest = c.grads["llm"], {**c.grads, "llm": {}}
         reduced, c = self._beside(
@@ -186,18 +186,21 @@ class Executor:
         return self._loss(c), {"llm": reduced, "encoders": grads}, c.nans[None]
 
     def _beside(
-        self, collective: Callable[[Any], Any] | None, x: Any, tick: Tick, rows: jax.Array, c: Carry
+        self,
+        collective: Callable[[Any, str], Any] | None,
+        x: Any,
+        tick: Tick,
+        rows: jax.Array,
+        c: Carry,
     ) -> tuple[Any, Carry]:
         """A collective's result, and the carry after the encoder tasks of `rows`, which run beside
-        it: barriers on both sides tie the two together."""
+        it: barriers on both sides tie the two together. The collective takes a scope's name."""
         if not len(rows):
-            return (collective(x) if collective else x), c
+            return (collective(x, "alone") if collective else x), c
         tied = self.tied and collective is not None
         if tied:
             x, c = lax.optimization_barrier((x, c))
-        scope = "paired" if tied else "unpaired"
-        with jax.named_scope(scope):
-            y = collective(x) if collective else x
+        y = collective(x, "paired" if tied else "unpaired") if collective else x
         c, _ = lax.scan(lambda c, row: (tick.tasks_only(c, row), None), c, rows)
         return lax.optimization_barrier((y, c)) if tied else (y, c)
 

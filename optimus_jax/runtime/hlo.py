@@ -26,7 +26,11 @@ def copies_in_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
 
 def copies_beside_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """Names of copies of arrays with one of `shapes`, whatever dimensions of size 1 they have,
-    outside all loops: paid once a step, and the copy is held beside the array."""
+    outside all loops: paid once a step, and the copy is held beside the array.
+
+    Copies of one value at all places do not count: two arrays that start equal are each filled
+    anyway.
+    """
     wanted = {tuple(n for n in shape if n > 1) for shape in shapes}
     bodies, _ = _computations(hlo)
     loops = set(_in_loops(bodies))
@@ -36,6 +40,7 @@ def copies_beside_loops(hlo: str, shapes: Iterable[tuple[int, ...]]) -> list[str
         if name not in loops
         for line in lines
         if (match := _COPY.search(line))
+        and not _FILLED.search(line)
         and tuple(int(n) for n in match[3].split(",") if n and n != "1") in wanted - {()}
     ]
 
@@ -90,6 +95,7 @@ def _in_loops(bodies: dict[str, list[str]]) -> list[str]:
     return list(found)
 
 
+_FILLED = re.compile(r"copy\(%?(wrapped_)?broadcast[.\d]*\)")
 _LOOP = re.compile(r"(?:body|condition)=%?([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|[%\w.\-]+)")
 _NAME = re.compile(r"[\w.\-]+")

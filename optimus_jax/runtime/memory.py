@@ -2,8 +2,9 @@
 
     print(memory_table(executor, trainer.train_step().trace(state, batch, *tables)))
 
-Every array of the step is in one of the rows. Shapes give all but two of them: what one task
-computes with, and what the update does, are counted in the traced program (runtime/liveness.py).
+Every array of the step is in one of the rows. Shapes give all but two of them: what the fullest
+task computes with, and what reduction and update add, are counted in the traced program
+(runtime/liveness.py). Beside XLA's analysis of the compiled step: benchmarks/memory.py.
 """
 
 from __future__ import annotations
@@ -102,18 +103,13 @@ def memory_table(executor: Executor, traced: Any) -> MemoryTable:
         sizes[name] = sum(next(inputs) for _ in jax.tree.leaves(part))
     arguments = tuple(Row(name, size, size) for name, size in sizes.items())
     carry = executor.carry_shapes(state.params)
-    gathered = _gathered(executor, state.params, emulated)
-    slots = {
-        "llm wire": carry.wire,
-        "llm saved": carry.saved,
-        "llm kept": carry.kept,
-    }
+    slots = {"llm wire": carry.wire, "llm saved": carry.saved, "llm kept": carry.kept}
     for name, own in zip(executor.encoders, carry.encoders, strict=True):
         slots |= {f"{name} {slot}": getattr(own, slot) for slot in own._fields}
     sums = Row("gradient sums", _bytes(carry.grads), _bytes(carry.grads))
     rows = [
         *arguments,
-        Row("gathered weights", gathered, 0),
+        Row("gathered weights", _gathered(executor, state.params, emulated), 0),
         sums,
         *(Row(name, _bytes(arrays), 0) for name, arrays in slots.items()),
     ]
@@ -164,8 +160,7 @@ def _gathered(executor: Executor, masters: Any, emulated: bool) -> int:
     def one(layout: Any, x: Any) -> int:
         if layout.zero is None and x.dtype == dtype:
             return 0
-        cut = [axes for axes in layout.cut]
-        shape = [n // grid.extent(a) for n, a in zip(x.shape, cut, strict=True)]
+        shape = [n // grid.extent(axes) for n, axes in zip(x.shape, layout.cut, strict=True)]
         return array_bytes(jax.ShapeDtypeStruct(shape, dtype), emulated)
 
     found = jax.tree.map(one, executor.layouts, masters, is_leaf=is_layout)

@@ -17,6 +17,7 @@ from optimus_jax.schedule.packing import NoRoom, Packing, Part, Snapshot
 from optimus_jax.schedule.phased import phased
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Kind, Orders, Pipeline, Schedule, ScheduleError
+from optimus_jax.schedule.woven import woven
 
 _EPSILON = 1e-9
 _NEVER = float("inf")
@@ -42,7 +43,8 @@ def filled(llm: Orders, pipe: Pipeline, durations: Durations) -> Schedule:
     equal ones the one with the shorter event-driven time, then the fewest tasks. If its Program
     takes longer than the shortest packing without rendezvous, repairs it by further rounds judged
     by Program time. Where LLM tasks wait for tensor-parallel collectives (`durations.window`),
-    encoder tasks then move into them (`fuse`).
+    encoder tasks then move into them (`fuse`), or are spread over them (`woven`) if that is
+    shorter.
 
     Raises ScheduleError if no packing has places for its exchanges.
     """
@@ -75,17 +77,18 @@ def _best(llm: Orders, pipe: Pipeline, durations: Durations, splits: list[list[P
     if best is None:
         raise ScheduleError("no packing has places for its exchanges without a cycle")
     best = _repaired(best, candidates[0].end, budget, durations)
-    return _fused(best, durations) if any(durations.window) else best.schedule
+    return _fused(best, llm, durations) if any(durations.window) else best.schedule
 
 
-def _fused(best: _Candidate, durations: Durations) -> Schedule:
+def _fused(best: _Candidate, llm: Orders, durations: Durations) -> Schedule:
     """With encoder tasks inside LLM tasks, if the Program is then no longer."""
-    together = fuse(best.schedule, durations)
-    try:
-        placement = place_within(together, durations, best.program + _EPSILON)
-    except ScheduleError:
-        return best.schedule
-    return together if placement else best.schedule
+    pipe, found, limit = best.packing.pipe, best.schedule, best.program + _EPSILON
+    for other in (fuse(best.schedule, durations), woven(llm, pipe, durations)):
+        with contextlib.suppress(ScheduleError):
+            placement = place_within(other, durations, limit) if other else None
+            if other and placement:
+                found, limit = other, placement.timing(durations).end - _EPSILON
+    return found
 
 
 class _Candidate(NamedTuple):

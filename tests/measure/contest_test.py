@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from configs.bench import PRESETS, get_config
-from optimus_jax.config import Config, from_config_dict
+from optimus_jax import parallel_checks
+from optimus_jax.config import Config, EncoderParallel, from_config_dict
 from optimus_jax.cost.costs import Costs, Pass, emulated
 from optimus_jax.measure.contest import bound_s, hollow, phased_s, text_only_s, work
 from optimus_jax.plan.plan import make_plan
@@ -34,6 +35,17 @@ def test_work_is_that_of_a_mean_stage_and_of_a_whole_microbatch() -> None:
     assert work(durations, config) == pytest.approx({"F": 1.375, "B": 2.25, "e": 0.5, "e_b": 1.5})
 
 
+def test_work_of_several_encoders_and_of_encoder_stages_is_all_of_it() -> None:
+    config = config_of(4, 4, chunk_forward_s=1.0, encoder=0.5, encoder_backward=1.5)
+    values = dataclasses.replace(config.parallel, encoder=EncoderParallel(pp=2))
+    staged = dataclasses.replace(config, parallel=values)
+    durations = emulated(staged).durations(staged)
+    assert staged.pipeline.encoders[0].layers == (2, 1)
+    found = work(durations, staged)
+    assert (found["e"], found["e_b"]) == pytest.approx((0.5, 1.5))
+    assert phased_s(staged, durations) is None, "stages wait for one another"
+
+
 def test_bound_and_formula_of_two_stages_and_four_microbatches() -> None:
     f, b, e, e_b, epilogue, m = 1.0, 2.0, 0.5, 1.0, 0.125, 4
     config = config_of(chunk_forward_s=f, encoder=e, encoder_backward=e_b)
@@ -55,7 +67,9 @@ def test_an_encoder_larger_than_the_bubbles_is_bounded_by_all_work_evenly_shared
 def test_transfers_of_the_llm_count_in_all_of_them() -> None:
     """F 0-1, 1-2; stage 1: F0 1.5-2.5, B0 2.5-4.5; stage 0 gets B0's gradient at 5."""
     config = config_of(microbatches=1, chunk_forward_s=1.0, encoder=1.0, encoder_backward=2.0)
-    durations = seconds(config, exchange=0.5, feature_exchange=9.0).durations(config)
+    costs = seconds(config, exchange=0.5)
+    vision = dataclasses.replace(costs.encoders["vision"], feature_exchange=9.0)
+    durations = dataclasses.replace(costs, encoders={"vision": vision}).durations(config)
     assert text_only_s(config, durations) == 7
     assert bound_s(config, durations) == 7 + 1.5
     assert phased_s(config, durations) is None, "one microbatch is not shared by two devices"
@@ -86,9 +100,21 @@ def test_a_hollow_model_keeps_pipeline_rows_and_emulated_costs(preset: str) -> N
         *(config.train, config.parallel, config.emulate),
     )
     assert emulated(tiny) == emulated(config)
-    assert tiny.model.sequence <= 8 and tiny.model.image_tokens == 1
+    tp = config.parallel.tp
+    assert tiny.model.sequence == 8 * tp and tiny.model.image_tokens == tp
     for part in (tiny.model.encoder, tiny.model.llm):
-        assert part.width <= 8 and part.hidden <= 8 and part.width % part.heads == 0
+        assert part.width <= 8 * tp and part.hidden <= 8 * tp and part.width % part.heads == 0
+    assert not [error for check in parallel_checks.CHECKS for error in check(tiny)]
+
+
+def test_a_hollow_model_keeps_its_encoders_and_their_names() -> None:
+    values = get_config("pp2_m4").to_dict()
+    ears = {"layers": 2, "width": 30, "heads": 3, "hidden": 50, "patch": 4, "input": "audio"}
+    values["model"] |= {"more_encoders": {"ears": ears}, "audio_frames": 16, "audio_bands": 5}
+    tiny = hollow(from_config_dict(values))
+    assert list(tiny.model.encoders) == ["vision", "ears"]
+    assert (tiny.model.features_of("vision"), tiny.model.features_of("ears")) == (1, 1)
+    assert tiny.model.encoders["ears"].layers == 2
 
 
 def test_emulated_configurations_default_to_a_backward_of_twice_the_forward() -> None:

@@ -14,13 +14,13 @@ import pytest
 
 from configs.bench import get_config
 from optimus_jax.config import Config, from_config_dict
-from optimus_jax.cost.costs import Costs, Pass
+from optimus_jax.cost.costs import Costs, EncoderCosts, Pass
 from optimus_jax.measure import profile
 from optimus_jax.measure.probes import probes
 from optimus_jax.measure.profile import Profile
 from optimus_jax.measure.rounds import Spread
-from optimus_jax.schedule.program import KINDS, Program, alphabet
-from optimus_jax.schedule.task import Kind, Task
+from optimus_jax.schedule.program import KINDS, LLM, Payload, Program, Shape, alphabet
+from optimus_jax.schedule.task import EncoderPipeline, Kind, Pipeline, Task
 
 MILLISECONDS = {
     "F layers": 31.0,
@@ -47,8 +47,16 @@ def measurements(**changes: float) -> dict[str, Spread]:
     return {name: Spread(1e-3 * value, 1e-4, 15) for name, value in figures.items()}
 
 
-def config_of(pp: int = 3, chunks: int = 1, llm_layers: int = 9) -> Config:
-    values = get_config("pp2_m4").to_dict()
+def config_of(
+    pp: int = 3, chunks: int = 1, llm_layers: int = 9, ears: int = 0, fuse: bool = False
+) -> Config:
+    """With `ears` stages of a second encoder; with `fuse`, two tensor shards."""
+    values = get_config("tp2_m4" if fuse else "pp2_m4").to_dict()
+    values["parallel"]["fuse"] = fuse
+    if ears:
+        own = {"layers": 6, "width": 32, "heads": 2, "hidden": 48, "patch": 4, "input": "audio"}
+        values["model"] |= {"more_encoders": {"ears": own}, "audio_frames": 16, "audio_bands": 5}
+        values["parallel"]["more_encoders"] = {"ears": {"pp": ears}}
     values["parallel"] |= {"pp": pp, "chunks": chunks, "microbatches": 6}
     values["model"]["llm"]["layers"] = llm_layers
     values["model"]["encoder"]["layers"] = 4
@@ -63,7 +71,7 @@ def seconds(config: Config, costs: Costs, task: str, device: int) -> float:
 
 def test_stages_and_units_take_what_was_measured() -> None:
     config = config_of()
-    costs = profile._costs(config, measurements())
+    costs = profile._costs(config, config.pipeline, measurements())
     assert costs.source == "measured"
     found = {
         (task, device): seconds(config, costs, task, device)
@@ -84,14 +92,14 @@ def test_stages_and_units_take_what_was_measured() -> None:
     assert seconds(config, costs, "EB1.2", 2) == pytest.approx(130.0)
     assert seconds(config, costs, "EF1", 0) == pytest.approx(3 * 44.0)
     durations = costs.durations(config)
-    assert (durations.travel(False), durations.travel(True)) == (0.25e-3, 0.5e-3)
+    assert (durations.travel(LLM), durations.travel(Payload("feature"))) == (0.25e-3, 0.5e-3)
     assert durations.epilogue == 8e-3
 
 
 def test_a_stage_with_fewer_layers_takes_less_for_its_layers_only() -> None:
     config = config_of(pp=2, chunks=2, llm_layers=9)
     assert config.pipeline.llm_layers == (3, 2, 2, 2)
-    costs = profile._costs(config, measurements())
+    costs = profile._costs(config, config.pipeline, measurements())
     assert seconds(config, costs, "F0", 1) == pytest.approx(1 + 2 * 10)
     assert seconds(config, costs, "B0c1", 1) == pytest.approx(2 + 2 * 30)
 
@@ -100,53 +108,106 @@ def test_what_was_measured_below_zero_counts_as_nothing() -> None:
     config = config_of()
     low = {"F none": -1.0, "F first": -2.0, "B first": 0.5, "exchange": -0.1, "epilogue": -1.0}
     low |= {"EF whole": 4.0, "EB patches": -4.0}
-    costs = profile._costs(config, measurements(**low))
+    costs = profile._costs(config, config.pipeline, measurements(**low))
     assert costs.llm_task == Pass(0.0, 2e-3)
     assert costs.llm_embedding == Pass(0.0, 0.0)
     assert seconds(config, costs, "F0", 1) == pytest.approx(31.0)
     assert (costs.exchange, costs.epilogue) == (0.0, 0.0)
-    assert costs.encoder_layer.forward == 0.0, "the ends alone took longer than the whole"
-    assert costs.patch_embedding.backward == 0.0
-    numbers = [x for x in jax.tree.leaves(dataclasses.asdict(costs)) if not isinstance(x, str)]
-    assert min(numbers) >= 0
+    vision = costs.encoders["vision"]
+    assert vision.layer.forward == 0.0, "the ends alone took longer than the whole"
+    assert vision.input_embedding.backward == 0.0
+    assert min(x for x in numbers(costs) if x != -1.0) >= 0, "-1 is none"
 
 
 def test_one_device_needs_no_exchange() -> None:
     config = config_of(pp=1)
     found = measurements()
     del found["exchange"], found["feature exchange"]
-    durations = profile._costs(config, found).durations(config)
-    assert durations.travel(False) == durations.travel(True) == 0
+    durations = profile._costs(config, config.pipeline, found).durations(config)
+    assert durations.travel(LLM) == durations.travel(Payload("feature")) == 0
+
+
+def test_units_of_another_pipeline_are_told_as_the_configurations_own() -> None:
+    """Its unit is a whole microbatch, theirs a third."""
+    config = config_of()
+    pipe = Pipeline(3, 6, 1, (3, 3, 3), (EncoderPipeline((4, 0, 0), 1),))
+    costs = profile._costs(config, pipe, measurements())
+    whole = costs.durations(config, pipe).encoders[0]
+    assert sum(whole.forward) == pytest.approx(44e-3)
+    assert sum(costs.durations(config).encoders[0].backward) == pytest.approx(130e-3 / 3)
+
+
+def test_all_time_of_a_sleeping_task_is_that_of_its_layers() -> None:
+    """Its row says nothing: all of device 0's tasks sleep as long as its stage has layers."""
+    config = config_of(pp=2, chunks=2, llm_layers=9)
+    assert config.pipeline.llm_layers == (3, 2, 2, 2)
+    same = measurements(**{"F layers": 10.0, "F none": 10.0, "B layers": 20.0, "B none": 20.0})
+    costs = profile._costs(config, config.pipeline, same, emulated=True)
+    assert costs.llm_task == Pass(0.0, 0.0)
+    assert costs.llm_layer.forward == pytest.approx(10e-3 / 2.5)
+    assert costs.llm_layer.backward == pytest.approx(20e-3 / 2.5)
+
+
+@pytest.mark.parametrize(
+    ("fused", "window"),
+    # 4 layers of 10 and 4 of 9 take 77 apart; of the backward 122 and 4 of 30
+    [({"F fused": 69.0, "B fused": 232.0}, (2.0, 2.5)), ({"F fused": 80.0}, (0.0, 0.0))],
+)
+def test_what_fused_layers_save_is_the_window(
+    fused: dict[str, float], window: tuple[float, float]
+) -> None:
+    config = config_of(pp=1, llm_layers=4, fuse=True)
+    assert config.pipeline.llm_layers == (4,)
+    found = {"F layers": 41.0, "B layers": 122.0, "B fused": 300.0, **fused}
+    costs = profile._costs(config, config.pipeline, measurements(**found))
+    saved = costs.window.forward, costs.window.backward
+    assert saved == pytest.approx([1e-3 * x for x in window])
 
 
 class Machine:
     """Stands for a Session on a machine that takes exactly `costs`: a Program is its own tables,
     and its seconds are those of its rows; the first run of all is a slow one."""
 
-    def __init__(self, config: Config, costs: Costs):
+    def __init__(self, config: Config, costs: Costs, pipe: Pipeline | None = None):
         self.config, self.costs = config, costs
-        self.slots, self.ticks = profile.shape(config.pipeline)
+        self.pipe = pipe or config.pipeline
+        self.shape: Shape = profile.shape(config, self.pipe)
         self.mesh = types.SimpleNamespace(size=3, devices=np.array(jax.devices()[:3]))
         self.runs = 0
         self.emulated_forward: float | None = None
         self.lates: list[float] = []
 
     def place(self, program: Program) -> Program:
-        assert (program.slots, program.ticks) == (self.slots, self.ticks)
+        assert program.shape == self.shape
         return program
 
     def seconds(self, program: Program, late: float = 0.0) -> float:
         self.runs += 1
         self.lates.append(late)
-        total, c = self.costs.epilogue + (self.runs == 1) + 2 * late, self.costs
+        total = self.costs.epilogue + (self.runs == 1) + 2 * late
         for row, pattern in zip(program.table, program.pattern, strict=True):
             total += self._task(dict(zip(program.columns.SCALARS, row[0], strict=False)))
             moved = alphabet(program.pipeline)[pattern]
             if moved.links:
-                total += c.feature_exchange if moved.features else c.exchange
+                total += self._exchange(moved.payload)
         return total
 
+    def _exchange(self, payload: Payload) -> float:
+        if payload == LLM:
+            return self.costs.exchange
+        encoder = list(self.costs.encoders.values())[payload.encoder]
+        seconds = getattr(encoder, f"{payload.content}_exchange")
+        assert seconds is not None
+        return seconds
+
     def _task(self, row: dict[str, int]) -> float:
+        llm, own = self._llm(row), self._encoder(row)
+        if row["kind"] and row["e_kind"]:
+            way = "forward" if row["kind"] == KINDS[Kind.F] else "backward"
+            own -= (row["end"] - row["begin"]) * getattr(self.costs.window, way)
+        return llm + own
+
+    def _llm(self, row: dict[str, int]) -> float:
         c = self.costs
         if row["kind"] == KINDS[Kind.F]:
             ends = row["first"] * c.llm_embedding.forward + row["last"] * c.head
@@ -154,33 +215,51 @@ class Machine:
         if row["kind"] == KINDS[Kind.B]:
             layers = row["layers"] * c.llm_layer.backward
             return c.llm_task.backward + layers + row["first"] * c.llm_embedding.backward
-        total, way = 0.0, "forward" if row["kind"] == KINDS[Kind.EF] else "backward"
+        return 0.0
+
+    def _encoder(self, row: dict[str, int]) -> float:
+        if not row["e_kind"]:
+            return 0.0
+        total, way = 0.0, "forward" if row["e_kind"] == KINDS[Kind.EF] else "backward"
+        c = list(self.costs.encoders.values())[row["encoder"]]
         for part, times in (
-            (c.patch_embedding, row["begin"] == 0),
-            (c.encoder_layer, row["end"] - row["begin"]),
-            (c.projector, row["end"] == self.config.pipeline.encoder_layers),
+            (c.input_embedding, row["embeds"]),
+            (c.layer, row["end"] - row["begin"]),
+            (c.projector, row["projects"]),
         ):
             total += times * getattr(part, way)
         return total * row["count"]
 
 
+VISION = EncoderCosts(
+    layer=Pass(0.005, 0.016),
+    input_embedding=Pass(0.0015, 0.0025),
+    projector=Pass(0.003, 0.009),
+    feature_exchange=0.0003,
+)
 TRUE = Costs(
     source="measured",
     llm_layer=Pass(0.010, 0.030),
     llm_embedding=Pass(0.001, 0.002),
     head=0.007,
-    encoder_layer=Pass(0.005, 0.016),
-    patch_embedding=Pass(0.0015, 0.0025),
-    projector=Pass(0.003, 0.009),
+    encoders={"vision": VISION},
     exchange=0.0004,
-    feature_exchange=0.0003,
     epilogue=0.02,
     llm_task=Pass(0.0005, 0.0006),
+)
+EARS = EncoderCosts(
+    layer=Pass(0.002, 0.0045),
+    input_embedding=Pass(0.00025, 0.0005),
+    projector=Pass(0.00125, 0.00225),
+    feature_exchange=0.00035,
+    hidden_exchange=0.00015,
 )
 
 
 def numbers(costs: Costs) -> list[float]:
-    return [x for x in jax.tree.leaves(dataclasses.asdict(costs)) if not isinstance(x, str)]
+    """All seconds, those that there are none of as -1."""
+    leaves = jax.tree.leaves(dataclasses.asdict(costs), is_leaf=lambda x: x is None)
+    return [-1.0 if x is None else float(x) for x in leaves if not isinstance(x, str)]
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 9), (2, 2, 9)])
@@ -195,12 +274,55 @@ def test_a_profile_finds_the_costs_of_its_machine(sizes: tuple[int, int, int]) -
     assert taken.where["jax"] == jax.__version__
 
 
+def test_a_profile_finds_the_costs_of_every_encoder() -> None:
+    """The second one has two stages of three layers each."""
+    config = config_of(pp=2, llm_layers=4, ears=2)
+    costs = dataclasses.replace(TRUE, encoders={"vision": VISION, "ears": EARS})
+    taken = profile.take(Machine(config, costs), rounds=2)  # type: ignore[arg-type]
+    assert list(taken.costs.encoders) == ["vision", "ears"]
+    assert numbers(taken.costs) == pytest.approx(numbers(costs))
+    lines = profile.text(taken, config).splitlines()
+    assert any("encoder forward of a unit, 4 layers, vision" in line for line in lines)
+    assert any("encoder forward of a unit, 3 layers, ears" in line for line in lines)
+    assert any("exchange between encoder stages, ears" in line for line in lines)
+
+
+def test_a_profile_finds_what_fused_layers_hide() -> None:
+    config = config_of(pp=1, llm_layers=4, fuse=True)
+    vision = dataclasses.replace(VISION, feature_exchange=None)
+    costs = dataclasses.replace(
+        TRUE, encoders={"vision": vision}, exchange=0.0, window=Pass(0.001, 0.003)
+    )
+    taken = profile.take(Machine(config, costs), rounds=2)  # type: ignore[arg-type]
+    assert numbers(taken.costs) == pytest.approx(numbers(costs))
+
+
+def test_a_profile_of_another_pipeline_runs_the_reference_that_it_is_given() -> None:
+    """Device 0 has the encoder and no LLM layer."""
+    config = config_of()
+    pipe = Pipeline(3, 6, 1, (0, 4, 5), (EncoderPipeline((4, 0, 0), 1),))
+    machine, ran = Machine(config, TRUE, pipe), []
+
+    def reference() -> float:
+        ran.append(len(ran))
+        return 0.25
+
+    taken = profile.take(machine, rounds=3, reference=reference)  # type: ignore[arg-type]
+    assert taken.reference == Spread(0.25, 0.0, 3)
+    assert len(ran) == 4, "and once to warm up"
+    assert taken.costs.llm_layer.forward == pytest.approx(TRUE.llm_layer.forward)
+    found = taken.costs.durations(config, pipe).encoders[0]
+    assert found.forward == pytest.approx((0.0065, 0.005, 0.005, 0.008))
+
+
 def test_sleeping_tasks_are_timed_out_of_step() -> None:
     machine = Machine(config_of(), TRUE)
     machine.emulated_forward = 0.5
     taken = profile.take(machine, rounds=2)  # type: ignore[arg-type]
     assert set(machine.lates) == {0.0, 0.5}, "exchanges and the epilogue in step"
-    assert numbers(taken.costs) == pytest.approx(numbers(TRUE)), "being late is no part of a task"
+    found = taken.costs.encoders["vision"].layer.forward
+    assert found == pytest.approx(VISION.layer.forward), "being late is no part of a task"
+    assert taken.costs.llm_layer.forward == pytest.approx(TRUE.llm_task.forward / 3)
 
 
 WHERE: dict[str, Any] = {"devices": 3, "processor": "A Chip", "device": "cpu", "jax": "1.2.3"}
@@ -209,7 +331,9 @@ WHERE: dict[str, Any] = {"devices": 3, "processor": "A Chip", "device": "cpu", "
 def test_a_saved_profile_is_read_as_costs(tmp_path: pathlib.Path) -> None:
     config = config_of()
     once = Spread(0.3, 0.01, 15)
-    taken = Profile(profile._costs(config, measurements()), measurements(), WHERE, once)
+    taken = Profile(
+        profile._costs(config, config.pipeline, measurements()), measurements(), WHERE, once
+    )
     taken.save(tmp_path / "profile.json")
     assert Costs.load(tmp_path / "profile.json") == taken.costs
     found = json.loads((tmp_path / "profile.json").read_text())
@@ -223,7 +347,7 @@ def test_text_names_every_measurement_with_its_figures() -> None:
     names = {p.name for p in probes(config.pipeline, 1)} | {"epilogue"}
     found = measurements()
     assert found.keys() == names
-    costs = profile._costs(config, found)
+    costs = profile._costs(config, config.pipeline, found)
     text = profile.text(Profile(costs, found, WHERE, Spread(0.3, 0.01, 15)), config)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     for name, milliseconds in MILLISECONDS.items():

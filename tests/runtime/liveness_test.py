@@ -21,6 +21,12 @@ def most(function: Any, *dtypes: Any, emulated: bool = False) -> float:
     return round(max(m.total for m in moments(jaxpr, emulated)) / MATRIX, 1)
 
 
+def trips(x: jax.Array) -> jax.Array:
+    """A number of trips that the trace does not know, as a tick's tasks have; the loops of the
+    other tests are scans."""
+    return x[0, 0].astype(jnp.int32)
+
+
 def test_a_value_is_held_until_it_is_read_for_the_last_time() -> None:
     def chain(x, w):
         return ((x @ w) @ w) @ w
@@ -36,6 +42,14 @@ def test_a_value_is_held_until_it_is_read_for_the_last_time() -> None:
 def test_elementwise_work_has_no_memory_unless_a_product_reads_it() -> None:
     assert most(lambda x, w: (x + w) * 2 - w) == 0
     assert most(lambda x, w: ((x + w) * 2 - w) @ w) == 1
+
+
+def test_what_fused_work_reads_waits_for_it() -> None:
+    def late(x, w):
+        shifted = x @ w + w  # computed in the last line, from a product that waits until then
+        return shifted + (w @ w) @ w
+
+    assert most(late) == 3
 
 
 def test_costly_values_are_not_computed_twice() -> None:
@@ -62,14 +76,14 @@ def test_a_loop_updates_what_it_carries_in_place() -> None:
             row = (c[i][None] @ w)[0]
             return lax.dynamic_update_slice(c, row[None], (i, 0))
 
-        return lax.fori_loop(0, 64, body, jnp.zeros_like(x)) @ w
+        return lax.fori_loop(0, trips(w), body, jnp.zeros_like(x)) @ w
 
     assert most(rows) == 1  # the zeros, made for the loop; what it returns lies in the same place
 
 
 def test_a_carried_value_computed_anew_takes_memory_twice() -> None:
     def powers(x, w):
-        return lax.fori_loop(0, 3, lambda i, y: y @ w, x)
+        return lax.fori_loop(0, trips(w), lambda i, y: y @ w, x)
 
     def sums(x, w):
         return lax.fori_loop(0, 3, lambda i, y: y + w, x)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optimus_jax.schedule.bubbles import CAUSES, Bubble, Lane, bubble_report, cause_at
 from optimus_jax.schedule.methods import ON_ANY_PIPELINE
-from optimus_jax.schedule.task import Task
+from optimus_jax.schedule.simulate import Durations
+from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Task
 from tests.schedule.planned import planned
 
 
@@ -54,6 +57,42 @@ def test_the_cause_of_a_moment_is_where_it_lies_among_llm_tasks(moment: float, c
 
 def test_a_device_without_llm_tasks_only_warms_up() -> None:
     assert cause_at(3, lane("EF0 0-1  EB0 8-9")) == cause_at(3, []) == "pp_warmup"
+
+
+def test_collectives_around_all_tasks_are_causes_of_their_own() -> None:
+    """Weights are gathered until 1, gradients scattered from 8 to 10; an encoder task runs beside
+    each on device 0."""
+    pipe = Pipeline(2, 1)
+    durations = dataclasses.replace(Durations.uniform(pipe), gather=1.0, scatter=2.0)
+    alone = [lane("F0 1-2  B0 5-7"), lane("F0 2-3  B0 3-5")]
+    with_it = [
+        lane("EF0 0-0.75  F0 1.5-2.5  B0 5.5-7.5  EB0 8-9.5"),
+        lane("F0 2.5-3.5  B0 3.5-5.5"),
+    ]
+    report = bubble_report(with_it, alone, (durations, pipe), (10.0, 9.0))
+    assert (report.step, report.alone_step) == (10.0, 9.0)
+    assert report.causes == {
+        "pp_warmup": Bubble(alone=1, encoder=0, filled=0, left=0.5 + 1.5),
+        "pp_other": Bubble(alone=3, encoder=0, filled=0, left=3),
+        "pp_cooldown": Bubble(alone=2, encoder=0, filled=0, left=0.5 + 2.5),
+        "dp_gather": Bubble(alone=2, encoder=0.75, filled=0.75, left=1.25),
+        "dp_scatter": Bubble(alone=4, encoder=1.5, filled=1.5, left=2.5),
+    }
+    assert report.inside_share == 1
+    assert report.time_share == pytest.approx(1 - 1 * 2 / 2.25)
+
+
+def test_encoder_work_in_llm_tasks_fills_what_these_wait_for() -> None:
+    """F of two layers with one encoder layer inside: of 1 + 0.25 it takes 1.125."""
+    pipe = Pipeline(1, 2, llm_layers=(2,), encoders=(EncoderPipeline((4,)),))
+    durations = dataclasses.replace(Durations.uniform(pipe), window=(0.125, 0.0625))
+    alone = [lane("F0 0-1  B0 1-3")]
+    fused = [lane("F0|EF1[0:1) 0-1.125  B0 1.125-3.125")]
+    report = bubble_report(fused, alone, (durations, pipe))
+    # two layers wait 0.125 each in F, and half of that in B
+    assert report.causes["tp"] == Bubble(alone=0.375, encoder=0.25, filled=0.125, left=0.25)
+    assert report.inside_share == 0.5
+    assert report.time_share == pytest.approx(0.5)
 
 
 def test_shares() -> None:

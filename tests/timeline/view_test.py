@@ -14,9 +14,9 @@ from optimus_jax.cost.costs import emulated
 from optimus_jax.plan.plan import Plan, make_plan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import METHODS, schedule
-from optimus_jax.schedule.program import Program, alphabet
+from optimus_jax.schedule.program import LLM, Meeting, Payload, Program, Trace, alphabet
 from optimus_jax.schedule.simulate import Durations
-from optimus_jax.schedule.task import Pipeline
+from optimus_jax.schedule.task import Pipeline, Task
 from optimus_jax.timeline import view
 
 
@@ -31,10 +31,9 @@ def plan_of(method: str, transfers: float = 0.01) -> Plan:
     values = get_config("pp2_m4").to_dict()
     values["emulate"] = {"chunk_forward_s": 1.0, "encoder": 0.75, "encoder_backward": 1.5}
     config = from_config_dict(values)
-    costs = dataclasses.replace(
-        emulated(config), exchange=transfers, feature_exchange=2 * transfers, epilogue=0.5
-    )
-    return make_plan(config, costs, method)
+    costs = dataclasses.replace(emulated(config), exchange=transfers, epilogue=0.5)
+    vision = dataclasses.replace(costs.encoders["vision"], feature_exchange=2 * transfers)
+    return make_plan(config, dataclasses.replace(costs, encoders={"vision": vision}), method)
 
 
 def spans(device: dict[str, Any], kind: str) -> list[tuple[float, float]]:
@@ -87,7 +86,8 @@ def test_tasks_exchanges_and_idle_time_tile_each_devices_step(
             wanted = "pp_warmup" if early else "pp_cooldown" if late else "pp_other"
             assert x["cause"] == wanted
     moved = {x["features"] for d in found["devices"] for x in d["exchanges"]}
-    near = method in ("text_only", "encoder_first")  # no features leave their device
+    # no features leave their device
+    near = method in ("text_only", "encoder_first", "balanced")
     assert moved == ({False} if near else {False, True})
 
 
@@ -148,7 +148,41 @@ def test_a_clock_that_reads_predicted_times_gives_the_predicted_view(method: str
             marks[device, tick, 1] = clock[device]
         pattern = alphabet(plan.program.pipeline)[index]
         if pattern.links:
-            clock = [max(clock) + (0.25 if pattern.features else 0.125)] * 2
+            clock = [max(clock) + (0.125 if pattern.payload == LLM else 0.25)] * 2
         marks[:, tick, 2] = clock
     found = view.measured(plan.program, list(marks), plan.step_s)
     assert found == view.predicted(plan)
+
+
+def test_a_fused_task_names_what_is_inside_and_exchanges_what_they_move() -> None:
+    fused, alone = Task.parse("F3|EF5e1.1[0:4)"), Task.parse("EB2e1.0")
+    payloads = [Payload("llm"), Payload("feature", 1), Payload("hidden")]
+    meetings = [Meeting(k, (0, 1), p, 2.0 + k, 2.5 + k) for k, p in enumerate(payloads)]
+    trace = Trace([[(fused, 0.0, 1.5), (alone, 1.5, 2.0)], []], meetings, 5.0)
+    found, _ = view.view(trace, 5.0, 6.0)["devices"]
+    assert found["tasks"] == [
+        {"name": "F3|EF5e1.1[0:4)", "kind": "F", "inside": "EF", "start": 0.0, "end": 1.5},
+        {"name": "EB2e1.0", "kind": "EB", "start": 1.5, "end": 2.0},
+    ]
+    assert [(x["features"], *x["what"]) for x in found["exchanges"]] == [
+        (False, "activations, gradients"),
+        (True, "features or their gradients of encoder 1"),
+        (True, "activations between encoder stages or their gradients"),
+    ]
+
+
+def test_collectives_around_the_tasks_show_with_the_work_beside_them() -> None:
+    plan = plan_of("phased")
+    costs = dataclasses.replace(plan.costs, gather=1.0, scatter=2.0, overlap=True)
+    config = from_config_dict(get_config("pp2_m4").to_dict())
+    beside = make_plan(config, costs, "phased")
+    assert len(beside.program.prologue) and len(beside.program.epilogue)
+    found = view.predicted(beside)
+    end = beside.program_s
+    assert found["collectives_s"] == {"gather": [0.0, 1.0], "scatter": [end - 2.0, end]}
+    first, *_, last = found["devices"][0]["tasks"]
+    assert (first["name"], first["start"], first["end"]) == ("EF0", 0.0, pytest.approx(0.75))
+    llm = next(t for t in found["devices"][0]["tasks"] if t["kind"] == "F")
+    assert llm["start"] >= 1.0, "not before the weights are there"
+    assert last["kind"] == "EB" and last["end"] <= end
+    assert view.predicted(plan)["collectives_s"] == {}
