@@ -38,12 +38,15 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 GENERATIONS = {"a100": r"A100", "h100": r"G?H[12]00", "b200": r"G?B[123]00"}  # in a GPU's name
 
 _JAX_TOOLBOX = "NVIDIA/JAX-Toolbox docs/GPU_performance.md"
+_DEBUG_OPTIONS = "xla/debug_options_flags.cc"
 _A3 = "MaxText configs/a3/llama_2_7b/16vm.sh (H100)"
 _COMBINED = (
-    "A stage's weights are many small arrays. Compiled for 8 H100s with the default of 30 MiB, 17"
-    " of them make 10 gathers and 3 scatters; with this 5 and 1, and 156 MiB less scratch memory."
-    " With the 8 GiB of other guides all are one, and the first use waits for the last byte."
+    "A stage's weights are many arrays, gathered once before the first tick and scattered once"
+    " after the last, with encoder work tied beside all of them: as one collective for each group"
+    " of devices they all have it beside them. configs/compile_tp.py for 64 H100s: with 128 MiB 7"
+    " gathers and 5 scatters, of which 1 and 0 held encoder products; so 2 and 2, which all do."
 )
+_EVERYTHING = str(1 << 40)
 _PIPELINED = (
     "A loop over layers starts a collective one iteration early or ends it one late. It is for"
     " loops that gather weights; the tick programs compiled for H100s came out the same without."
@@ -89,8 +92,8 @@ TABLE = (
     *_pipelined("all_reduce"),
     *_pipelined("all_gather"),
     *_pipelined("reduce_scatter"),
-    Flag("xla_gpu_all_gather_combine_threshold_bytes", str(128 << 20), _COMBINED, _A3),
-    Flag("xla_gpu_reduce_scatter_combine_threshold_bytes", str(128 << 20), _COMBINED, _A3),
+    Flag("xla_gpu_all_gather_combine_threshold_bytes", _EVERYTHING, _COMBINED, _DEBUG_OPTIONS),
+    Flag("xla_gpu_reduce_scatter_combine_threshold_bytes", _EVERYTHING, _COMBINED, _DEBUG_OPTIONS),
     Flag(
         "xla_gpu_all_reduce_combine_threshold_bytes",
         str(1 << 30),
@@ -101,10 +104,11 @@ TABLE = (
     ),
     Flag(
         "xla_gpu_experimental_parallel_collective_overlap_limit",
-        "2",
-        "A switch over tasks that holds an all-reduce counts as a collective itself: at the default"
-        " of 1 an exchange beside it is synchronous, at 2 the whole task lies inside. Both still"
-        " use one stream and run in order. Compiled for H100s, not run on any.",
+        "16",
+        "A loop over tasks that holds collectives counts as one itself: at the default of 1 what"
+        " stands beside it is synchronous. At 2, of two gatherings of weights one has the loop over"
+        " encoder tasks beside it, at 16 both (configs/compile_tp.py for 64 H100s). All still use"
+        " one stream and run in order. Compiled, not run.",
         "xla/service/gpu/gpu_hlo_schedule.cc",
     ),
     Flag(

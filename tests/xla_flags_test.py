@@ -130,7 +130,7 @@ def test_the_users_own_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
     described = xla_flags.describe("gpu", "b200").splitlines()
     assert len(described) == len(xla_flags.flags("gpu", "b200"))
     (limit,) = [line for line in described if LIMIT in line]
-    assert f"--{LIMIT}=2 (left out: you set --{LIMIT}=1): " in limit
+    assert f"--{LIMIT}=16 (left out: you set --{LIMIT}=1): " in limit
 
 
 def test_values_of_a_generation_and_spellings_of_a_version() -> None:
