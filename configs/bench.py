@@ -19,10 +19,11 @@ from optimus_jax.data import tokens
 
 
 class Preset(NamedTuple):
-    """`rows` of a microbatch; `encoder_layers`; `encoder`, the emulated e / F."""
+    """`layers` of the LLM; `rows` of a microbatch; `encoder`, the emulated e / F."""
 
     pp: int
     chunks: int
+    layers: int
     microbatches: int
     rows: int
     encoder_layers: int
@@ -32,13 +33,13 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "pp2_m4": Preset(2, 1, 4, 10, 3, 0.5),
-    "pp2_m8": Preset(2, 1, 8, 10, 3, 0.5),
-    "pp2_v2_m4": Preset(2, 2, 4, 10, 3, 0.5),
-    "tp2_m4": Preset(1, 1, 4, 10, 3, 0.5, tp=2),
-    "pp4_m8": Preset(4, 1, 8, 12, 6, 1.0),
-    "pp4_e2_m8": Preset(4, 1, 8, 12, 6, 1.0, encoder_pp=2),
-    "pp8_v2_m16": Preset(8, 2, 16, 16, 6, 1.0),
+    "pp2_m4": Preset(2, 1, 4, 4, 10, 3, 0.5),
+    "pp2_m8": Preset(2, 1, 4, 8, 10, 3, 0.5),
+    "pp2_v2_m4": Preset(2, 2, 4, 4, 10, 3, 0.5),
+    "tp2_m4": Preset(1, 1, 4, 4, 10, 3, 0.5, tp=2),
+    "pp4_m8": Preset(4, 1, 8, 8, 12, 6, 1.0),
+    "pp4_e2_m8": Preset(4, 1, 8, 8, 12, 6, 1.0, encoder_pp=2),
+    "pp8_v2_m16": Preset(8, 2, 32, 16, 16, 6, 1.0),
 }
 
 
@@ -61,7 +62,7 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
         dict(layers=p.encoder_layers, width=200, heads=4, hidden=720, patch=8)
     )
     c.model.llm = ConfigDict(
-        dict(layers=2 * p.pp * p.chunks * p.tp, width=256, heads=4, hidden=1024)
+        dict(layers=p.layers, width=256, heads=4, hidden=1024)
     )
 
     c.data = ConfigDict()

@@ -39,7 +39,7 @@ def main() -> int:
     options, config = flags.FLAGS, command.config()
     named = runnable(config) if options.methods is None else options.methods
     methods = list(dict.fromkeys(named))
-    wrong = start.wrong_processes(config) + wrong_methods(methods, config)
+    wrong = start.wrong_processes(config) + wrong_methods(methods, config, options.emulate)
     if wrong:
         raise UserError("\n".join(wrong))
     code = start.start("optimus_jax.bench", config, crowded=options.emulate)
@@ -79,7 +79,7 @@ def _why_not_balanced(config: Config) -> str | None:
     return None
 
 
-def wrong_methods(methods: list[str], config: Config) -> list[str]:
+def wrong_methods(methods: list[str], config: Config, emulate: bool = False) -> list[str]:
     """What is wrong with --methods, in words."""
     valid = [*METHODS, FSDP]
     wrong = [
@@ -89,7 +89,7 @@ def wrong_methods(methods: list[str], config: Config) -> list[str]:
     ]
     if BALANCED in methods and (why := _why_not_balanced(config)):
         wrong.append(f"--methods: {why}; leave {BALANCED} out or change the plan")
-    if FSDP in methods and flags.FLAGS.emulate:
+    if FSDP in methods and emulate:
         wrong.append(f"--methods: {FSDP} has no tasks that could sleep; leave it out or --emulate")
     if FSDP in methods and config.train.batch % config.parallel.devices:
         wrong.append(

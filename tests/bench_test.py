@@ -86,7 +86,6 @@ WORDS = ["balanced", "fsdp"]
     [
         ({}, {"balanced": "", "fsdp": ""}),
         ({"ears": True}, {"balanced": "--methods: balanced runs one encoder, the model has 2"}),
-        ({"layers": (1, 2), "chunks": 2}, {"balanced": "--methods: balanced splits 1 encoder"}),
         ({"batch": 42}, {"fsdp": "42 rows do not divide among 4 devices"}),
     ],
 )
@@ -104,24 +103,17 @@ def test_methods_that_do_not_run_a_configuration_are_refused_in_words(
     assert set(METHODS) - {"balanced"} <= set(runnable(config))
 
 
-def config_of(
-    ears: bool = False, layers: tuple[int, int] = (3, 4), chunks: int = 1, batch: int = 80
-) -> Config:
-    """Four devices: two replicas of two stages; `layers` of encoder and LLM."""
+def config_of(ears: bool = False, layers: int = 3, batch: int = 80) -> Config:
+    """Four devices: two replicas of two stages; `layers` of the encoder."""
     values = get_config("pp2_m4").to_dict()
-    values["model"]["encoder"]["layers"], values["model"]["llm"]["layers"] = layers[0], 4
+    values["model"]["encoder"]["layers"] = layers
     own = {"layers": 2, "width": 30, "heads": 3, "hidden": 50, "patch": 4, "input": "audio"}
     if ears:
         values["model"] |= {"more_encoders": {"ears": own}, "audio_frames": 16, "audio_bands": 5}
-    values["parallel"] |= {"dp": 2, "chunks": chunks}
+    values["parallel"]["dp"] = 2
     values["train"]["batch"] = 80
     config = from_config_dict(values)
-    llm = dataclasses.replace(config.model.llm, layers=layers[1])
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, llm=llm),
-        train=dataclasses.replace(config.train, batch=batch),
-    )
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))
 
 
 @pytest.mark.parametrize("module", ["bench", "profile"])

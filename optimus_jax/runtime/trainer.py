@@ -71,7 +71,7 @@ class Trainer:
         return map_weights(lambda _: weights, state, lambda _: whole)
 
     def init(self) -> TrainState:
-        """The staged state before the first step; the same for every plan."""
+        """The staged state before the first step; the same for every plan, to rounding."""
         make = jax.jit(
             lambda key: self._staged(self._initial(key)),
             out_shardings=self.shardings(),

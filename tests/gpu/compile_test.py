@@ -135,3 +135,34 @@ def test_every_other_jax_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert newest.requirements[:3] == environment.COMPILER
     assert environment.is_one(str(other.folder)) and environment.is_one(str(own.folder))
     assert not environment.is_one(str(ROOT / ".venv"))
+
+
+STEP = ("--config=configs/compile_tp.py", "--target=h100x64", "--json")
+
+
+def check_whole_step(found: dict[str, Any]) -> None:
+    """Most of the LLM's collectives have encoder work planned beside them, and hold it."""
+    for key in ("forward", "backward"):
+        assert found["planned_windows"][key] >= 0.5 * found["llm_collectives"][key] > 0
+    for key in ALL:
+        planned = found["planned_windows"][key]
+        assert found["with_encoder_compute"][key] >= 0.95 * planned > 0
+    assert found["predicted_us"] > 0 and found["memory"]["total"] > 2**30
+
+
+@pytest.mark.timeout(900)
+def test_a_whole_step_holds_the_encoder_work_that_is_planned() -> None:
+    check_whole_step(json.loads(run(built(), "optimus_jax.compile", *STEP)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("version", ["", environment.NEWEST])
+def test_a_whole_step_beside_pairing_off_and_the_control(version: str) -> None:
+    words = *STEP, "--pairing=off", "--control", f"--jax={version}"
+    found = json.loads(run(built(version), "optimus_jax.compile", *words))
+    check_whole_step(found)
+    off, control = found["pairing_off"], found["control"]
+    for key in ("forward", "backward"):
+        assert off["with_encoder_compute"][key] < off["planned_windows"][key]
+    assert control["with_encoder_compute"] == dict.fromkeys(ALL, 0)

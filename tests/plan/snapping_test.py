@@ -114,11 +114,21 @@ def slotted(layers: int) -> tuple[Filling, Pipeline, Durations]:
 
 
 def test_slots_become_fused_tasks_by_hand() -> None:
-    # EF1 has two kernels in B0's slot and one in F0's, EB1 two in F2's and one in B2's: of the
-    # forward ones, in F0 there is room for two layers, as many as the LLM has
+    # of EF1 the first kernel lies in F0's slot and two in B0's: two layers go into F0, as many as
+    # it has, the third stands behind B0; of EB0 one lies in F1's slot and two in F2's
     filling, pipe, durations = slotted(layers=2)
-    for patience in (0, 1000):
-        print(patience, snapped(filling, pipe, durations, [patience]), filling.pieces)
+    for patience, wanted in (
+        (
+            0,
+            "EF0 F0|EF1[0:2) B0 EF1[2:3) F1|EF2[0:2) EB0[2:3) B1 EF2[2:3) F2 EB0[0:2)"
+            " B2|EB1[1:3) EB1[0:1) EB2",
+        ),
+        (
+            1000,
+            "EF0 F0|EF1[0:2) B0 EF1[2:3) F1|EF2[0:2) B1|EB0[2:3) EF2[2:3) F2 B2|EB0[0:2) EB1 EB2",
+        ),
+    ):
+        assert str(snapped(filling, pipe, durations, [patience])) == f"0: {wanted}"
 
 
 def test_layers_that_follow_one_another_become_one_task() -> None:
