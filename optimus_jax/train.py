@@ -18,10 +18,15 @@ from optimus_jax.config import Config
 
 command.define_config()
 command.define_costs()
+flags.DEFINE_string("plan", None, "A plan.json that python -m optimus_jax.plan --out=DIR wrote.")
 
 
 def main() -> int:
     config, workdir = command.config(), command.workdir()
+    if execution := _execution():
+        from optimus_jax.plan.execution import configured
+
+        config = configured(config, execution)
     require_senses(config)
     prepare_devices(config)
     return train(config, workdir)
@@ -55,17 +60,30 @@ def require_senses(config: Config) -> None:
 
 
 def make_plan(config: Config) -> Any:
-    """The plan of the configuration and of the costs that the command line names.
+    """The plan that --plan names, or that of the configuration and of the costs that the command
+    line names.
 
     Raises UserError if there is none, such as for a method that needs more than encoder_cap.
     """
     from optimus_jax.plan import plan
+    from optimus_jax.plan.execution import planned
     from optimus_jax.schedule.task import ScheduleError
 
     try:
+        if execution := _execution():
+            return planned(config, execution, command.costs())
         return plan.make_plan(config, command.costs())
     except ScheduleError as error:
         raise command.UserError(f"there is no plan for this configuration: {error}") from error
+
+
+def _execution() -> Any:
+    """What --plan names, None without it. Raises UserError if the file holds no plan."""
+    if "plan" not in flags.FLAGS or not flags.FLAGS.plan:  # other commands train without the flag
+        return None
+    from optimus_jax.plan.execution import load_execution
+
+    return load_execution(flags.FLAGS.plan)
 
 
 def train(config: Config, workdir: pathlib.Path) -> int:

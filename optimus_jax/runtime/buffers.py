@@ -19,18 +19,29 @@ C = TypeVar("C")
 
 def make(slots: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """`slots` buffers and the trash, all NaN: what is read before it is written shows."""
-    return jnp.full((slots + 1, *shape), jnp.nan, dtype)
+    return store(jnp.full((slots + 1, *shape), jnp.nan, dtype))
+
+
+def store(x: jax.Array) -> jax.Array:
+    """x as the carry holds it: bfloat16 as integers of the same bits. XLA on a CPU knows no updates
+    of bfloat16 in place, it copies the whole buffer, to float32 and back, at each."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def load(x: jax.Array) -> jax.Array:
+    """What `store` was given."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def get(buffer: jax.Array, slot: jax.Array, *index: jax.Array | int) -> jax.Array:
     """The value in a slot (and at further leading indices)."""
-    return buffer[(_address(buffer, slot), *index)]
+    return load(buffer[(_address(buffer, slot), *index)])
 
 
 def put(buffer: jax.Array, value: jax.Array, slot: jax.Array, *index: jax.Array | int) -> jax.Array:
     """The buffer with `value` in a slot (and at further leading indices), updated in place."""
     start = (_address(buffer, slot), *index)
-    value = value.astype(buffer.dtype)[(None,) * len(start)]
+    value = _as_stored(value, buffer)[(None,) * len(start)]
     return lax.dynamic_update_slice(buffer, value, (*start, *(0,) * (buffer.ndim - len(start))))
 
 
@@ -52,13 +63,18 @@ def add_at(total: Any, values: Any, *index: jax.Array | int) -> Any:
     """Adds a tree of values to a tree of totals, at leading indices of each total, in place."""
 
     def one(total: jax.Array, value: jax.Array) -> jax.Array:
+        value = _as_stored(load(total[index]) + value, total)
         if not index:
-            return total + value.astype(total.dtype)
-        value = value.astype(total.dtype) + total[index]
+            return value
         start = (*index, *(0,) * value.ndim)
         return lax.dynamic_update_slice(total, value[(None,) * len(index)], start)
 
     return jax.tree.map(one, total, values)
+
+
+def _as_stored(value: jax.Array, buffer: jax.Array) -> jax.Array:
+    """`value` as a buffer has it."""
+    return store(value.astype(jnp.bfloat16 if buffer.dtype == jnp.uint16 else buffer.dtype))
 
 
 def when(condition: jax.Array, body: Callable[[jax.Array, C], C], carry: C) -> C:

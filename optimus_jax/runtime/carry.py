@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optimus_jax.models.weights import Params
+from optimus_jax.runtime.buffers import add_at
 from optimus_jax.schedule.program import Columns
 
 Kept = dict[str, Any]  # by name, an array or a tuple of them
@@ -61,8 +62,7 @@ class Carry(NamedTuple):
         part = self.grads
         for name in path:
             part = part[name]
-        total = jax.tree.map(lambda t, v: t + v.astype(t.dtype), part, values)
-        return self.with_grads(path, total)
+        return self.with_grads(path, add_at(part, values))
 
     def with_grads(self, path: tuple[str, ...], values: Params) -> Carry:
         """The carry with the gradients at `path` replaced."""

@@ -32,6 +32,7 @@ from optimus_jax.parallel.mesh import Axes, Grid, Meshes, make_meshes
 from optimus_jax.parallel.reduction import TOGETHER, gather, reduce_gradients
 from optimus_jax.parallel.stages import stage_axes, stage_tree
 from optimus_jax.parallel.tensor import TensorRegion
+from optimus_jax.runtime import buffers
 from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.carry import Carry
 from optimus_jax.runtime.clock import Clock
@@ -272,7 +273,7 @@ class Executor:
     @staticmethod
     def _with_stages(grads: Params) -> Params:
         """Gradients of one device with the dimension of stages again, as the weights have it."""
-        made = {}
+        made, grads = {}, jax.tree.map(buffers.load, grads)
         if "llm" in grads:
             layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
             made["llm"] = {**grads["llm"], "layers": layers}

@@ -140,7 +140,7 @@ class LlmTasks:
     def _embed_backward(self, row: Row, dx: jax.Array, c: Carry) -> Carry:
         tokens = self.batch["tokens"][row.microbatch]
         rows, shapes = tokens.shape[0], [own.feature.shape[2:] for own in c.encoders]
-        features = jnp.zeros((rows, sum(n for n, _ in shapes), shapes[0][1]), c.wire.dtype)
+        features = jnp.zeros((rows, sum(n for n, _ in shapes), shapes[0][1]), dx.dtype)
         _, vjp = jax.vjp(  # linear: any features will do
             lambda p, f: self.model.embed_text(p, tokens, f, self.region),
             self.params["embed"],

@@ -62,7 +62,7 @@ def make(executor: Executor, masters: Params) -> Carry:
         shape = list(w.shape)
         if "layers" in keys:
             del shape[1 if keys[0] == "llm" else 0]
-        return jnp.zeros(shape, executor.gradients)
+        return buffers.store(jnp.zeros(shape, executor.gradients))
 
     return Carry(
         wire=buffers.make(slots.wire, state, dtype),
