@@ -61,9 +61,7 @@ def get_config(preset: str = "pp2_m4") -> ConfigDict:
     c.model.encoder = ConfigDict(
         dict(layers=p.encoder_layers, width=200, heads=4, hidden=720, patch=8)
     )
-    c.model.llm = ConfigDict(
-        dict(layers=p.layers, width=256, heads=4, hidden=1024)
-    )
+    c.model.llm = ConfigDict(dict(layers=p.layers, width=256, heads=4, hidden=1024))
 
     c.data = ConfigDict()
     c.data.name = "digits"
