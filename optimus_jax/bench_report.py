@@ -117,12 +117,15 @@ def summary(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(workdir: pathlib.Path, done: Contest, values: dict[str, Any]) -> pathlib.Path:
-    """Writes report.json, report.txt, profile.json, trace.json and timeline.html; says where."""
+    """Writes report.json, report.txt, profile.json, trace.json and timeline.html, and the profiles
+    of methods that have their own; says where."""
     where = report.folder(workdir)
     where.mkdir(parents=True, exist_ok=True)
     replace_text(where / "report.json", json.dumps(values, indent=2) + "\n")
     replace_text(where / "report.txt", text(values) + "\n")
     done.profile.save(where / "profile.json")
+    for name, own in done.own.items():
+        own.save(where / f"profile_{name}.json")
     shown = timeline(workdir.name, done, values)
     page.write(shown, where / "timeline.html")
     chrome.write(shown, where / "trace.json")

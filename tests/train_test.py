@@ -111,6 +111,20 @@ def test_two_processes_train_as_one(whole: pathlib.Path, tmp_path: pathlib.Path)
     assert all(got[n] == pytest.approx(want[n], rel=1e-5) for n in want)
 
 
+def test_a_written_plan_trains_whatever_the_configuration_says(
+    whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The plan of pp 2 runs where the configuration asks for pp 1; another model is refused."""
+    line = [x for x in command(tmp_path, module="plan") if not x.startswith("--workdir")]
+    run([*line, f"--out={tmp_path}"])
+    plan = f"--plan={tmp_path / 'plan.json'}"
+    other = "--config.parallel.pp=1", "--config.parallel.method=phased"
+    run(command(tmp_path / "run", plan, *other))
+    assert losses(tmp_path / "run") == losses(whole)
+    done = run(command(tmp_path / "deep", plan, "--config.model.llm.layers=6"), code=2)
+    assert "its LLM has 4 layers, config.model.llm.layers is 6" in done.stderr
+
+
 def test_ctrl_c_saves_and_the_next_run_goes_on(tmp_path: pathlib.Path) -> None:
     line = command(tmp_path, "--config.train.steps=100000", "--config.train.save_every=100000")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
