@@ -19,7 +19,7 @@ from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.program import Program, fit_together
 from optimus_jax.schedule.validate import validate
-from optimus_jax.verified import FIGURE_5, all_cases, drawn_cases, grid_cases
+from optimus_jax.verified import all_cases, drawn_cases, grid_cases
 from optimus_jax.verify import BOUNDS, INJECTIONS
 from tests.schedule.random_schedules import random_schedule
 
@@ -41,7 +41,7 @@ WIDE = SmallPlan(
 
 @pytest.mark.parametrize(
     "plan",
-    [SmallPlan(2, 2, 2, 2), SmallPlan(4, 1, 1, 3), SmallPlan(1, 2, 1, 3), FIGURE_5, WIDE],
+    [SmallPlan(2, 2, 2, 2), SmallPlan(4, 1, 1, 3), SmallPlan(1, 2, 1, 3), WIDE],
     ids=str,
 )
 def test_loss_and_gradients_equal_the_sequential_model(plan: SmallPlan) -> None:
