@@ -17,6 +17,7 @@ import time
 import jax
 import numpy as np
 
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.comparison import Bench
 from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
@@ -45,11 +46,11 @@ def main() -> None:
         program = dataclasses.replace(program, slots=Slots(slots, slots, (encoder,)))
         executor = bench.executor(program)
         params = bench.staged(executor, bench.params)
-        carry = jax.tree.leaves(executor.carry_shapes(params))
+        carry = jax.tree.leaves(slot_buffers.shapes(executor, params))
         size = sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in carry)
-        batch, steps = executor.place_batch(bench.batch), []
+        batch, steps = executor.feed.batch(bench.batch), []
         for ticks in (100, 100 + 1000 * THOUSANDS):
-            tables = executor.place_tables(idle(program, ticks))
+            tables = executor.feed.tables(idle(program, ticks))
             compiled = executor.gradient_step().lower(params, batch, *tables).compile()
             jax.block_until_ready(compiled(params, batch, *tables))
             steps.append((compiled, (params, batch, *tables)))

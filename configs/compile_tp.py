@@ -1,11 +1,11 @@
 """A job to compile, not to train: python -m optimus_jax.compile --config=configs/compile_tp.py.
 
-A LLaMA-like LLM of 16 layers, width 8192, on 64 H100s: 4 replicas of 4 stages, every layer cut over
-4 GPUs with sequence parallelism. A ViT of 16 layers, width 3072, on 4 stages, its pictures shared by
-the 4 GPUs of a stage: one of its layers then takes about as long as the collectives of an LLM layer.
-At most 10 microbatches may have encoder activations at a time, so that pipeline bubbles cannot take
-all of the encoder's work, and most of it runs inside LLM layers. Compiling takes as long for any
-number of layers or GPUs.
+A LLaMA-like LLM of 16 layers, width 8192, on 64 H100s: 4 replicas of 4 stages, every layer cut
+over 4 GPUs with sequence parallelism. A ViT of 16 layers, width 3072, on 4 stages, its pictures
+shared by the 4 GPUs of a stage: one of its layers then takes about as long as the collectives of
+an LLM layer. At most 10 microbatches may have encoder activations at a time, so that pipeline
+bubbles cannot take all of the encoder's work, and most of it runs inside LLM layers. Compiling
+takes as long for any number of layers or GPUs.
 """
 
 from ml_collections import ConfigDict

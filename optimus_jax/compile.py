@@ -45,16 +45,17 @@ def main() -> int:
     os.environ[xla_flags.VARIABLE] = xla_flags.merged("gpu", xla_flags.generation(gpus.gpu.name))
     from optimus_jax.gpu import report, runs
     from optimus_jax.gpu.compilation import compile_step, compile_synchronous
-    from optimus_jax.gpu.step import lowered_step
     from optimus_jax.plan.plan import make_plan
+    from optimus_jax.runtime.abstract_step import traced_step
 
     program, devices = make_plan(config).program, gpus.devices()
-    lowered = lowered_step(config, program, devices)
+    lowered = traced_step(config, program, devices)[1].lower()
     found = {report.PLANNED: compile_step(lowered)}
     if options.hlo:
         pathlib.Path(options.hlo).write_text(found[report.PLANNED].hlo)
     if options.pairing == "off":
-        found[report.UNPAIRED] = compile_step(lowered_step(config, program, devices, pairing=False))
+        loose = traced_step(config, program, devices, tied=False)[1].lower()
+        found[report.UNPAIRED] = compile_step(loose)
     if options.control:
         found[report.CONTROL] = compile_synchronous(lowered)
     passes = runs.passes(program)

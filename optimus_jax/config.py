@@ -210,6 +210,15 @@ class Config:
     def microbatch_rows(self) -> int:
         return self.train.batch // (self.parallel.dp * self.parallel.microbatches)
 
+    def on(self, pipe: Pipeline) -> Config:
+        """The same with as many stages of each encoder as the pipeline has: its grid."""
+        stages = zip(self.encoder_plans.items(), pipe.encoders, strict=True)
+        plans = {name: dataclasses.replace(own, pp=sizes.stages) for (name, own), sizes in stages}
+        first, *_ = plans.values()
+        more = {name: plans[name] for name in self.parallel.more_encoders}
+        parallel = dataclasses.replace(self.parallel, encoder=first, more_encoders=more)
+        return dataclasses.replace(self, parallel=parallel)
+
     @property
     def pipeline(self) -> Pipeline:
         """The sizes that the scheduling core works with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -95,13 +94,11 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.checkpoint import Checkpoints
     from optimus_jax.data.batches import Prefetch
     from optimus_jax.metrics import MetricLog, Stopwatch, progress_line
-    from optimus_jax.plan.plan import on
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
 
     plan = make_plan(config)
-    executor = Executor.of(on(plan.pipeline, config), plan.program.slots, jax.devices())
-    executor = dataclasses.replace(executor, pipe=plan.pipeline)
+    executor = Executor.of(config, plan.program.slots, jax.devices(), plan.pipeline)
     trainer = Trainer(executor, config.train)
     checkpoints = Checkpoints(workdir, config)
     done = agreed_step(checkpoints.latest() or 0, workdir)
@@ -124,7 +121,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     )
 
     step = trainer.train_step()
-    tables = executor.place_tables(plan.program)
+    tables = executor.feed.tables(plan.program)
     load = functools.partial(_global_batch, executor, batches, config.train.batch)
     prefetch = Prefetch(load, done, 2)
     report.discard(workdir)
@@ -222,7 +219,7 @@ def last_loss(workdir: pathlib.Path) -> float:
 
 
 def _global_batch(executor: Any, batches: Any, rows: int, step: int) -> Any:
-    return executor.place_batch(batches.rows(step, range(rows)))
+    return executor.feed.batch(batches.rows(step, range(rows)))
 
 
 def _values(metrics: Any, step: int, workdir: pathlib.Path) -> dict[str, float]:

@@ -12,10 +12,11 @@ import pytest
 
 from optimus_jax import cluster, command, xla_flags, xla_reader
 from optimus_jax.errors import UserError
+from optimus_jax.gpu import environment
 from optimus_jax.xla_reader import Word
 from tests.conftest import ROOT, RunHere
+from tests.gpu.compilers import built
 
-NEWER = "OPTIMUS_NEWER_PYTHON"  # an interpreter with a newer jax
 LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 
 # Flags that guides and recipes name, tried one by one with jaxlib 0.10.2 and 0.12.0.1.
@@ -255,10 +256,8 @@ def test_a_launch_script_can_ask() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", xla_flags.GENERATIONS)
-def test_a_newer_jax_knows_the_table(generation: str) -> None:
-    python = os.environ.get(NEWER)
-    if not python:
-        pytest.skip(f"{NEWER} names no interpreter with a newer jax")
+def test_the_newest_jax_knows_the_table(generation: str) -> None:
+    python = str(built(environment.NEWEST).python)
     asked = subprocess.run(
         [python, "-m", "optimus_jax.xla_flags", "--platform=gpu", f"--generation={generation}"]
         + ["--export"],

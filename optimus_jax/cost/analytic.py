@@ -76,7 +76,7 @@ class _Rates:
     def layer(
         self,
         part: EncoderConfig | LlmConfig,
-        positions: int,
+        positions: float,
         length: int,
         shards: int,
         sequence_parallel: bool,
@@ -110,7 +110,7 @@ def _encoder(config: Config, name: str, rates: _Rates) -> EncoderCosts:
     audible = encoder.input == "audio"
     values = model.audio_bands if audible else encoder.patch * model.image_channels
     layer, _ = rates.layer(
-        *(encoder, patches, tokens), *(plan.tp, plan.sequence_parallel, plan.recompute)
+        encoder, patches, tokens, plan.tp, plan.sequence_parallel, plan.recompute
     )
     size = units * patches * BYTES[model.dtype]  # an exchange has room for all units
     cut = plan.tp if plan.sequence_parallel else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
+from typing import Any, TypeVar
 
 from optimus_jax.config import Config
 from optimus_jax.errors import UserError
@@ -148,9 +148,12 @@ class Costs:
             raise ValueError(f"not costs: {error}") from None
 
 
-def _built(kind: type, values: dict[str, Any], **ready: Any) -> Any:
+C = TypeVar("C", "Costs", "EncoderCosts")
+
+
+def _built(kind: type[C], values: dict[str, Any], **ready: Any) -> C:
     """A dataclass of seconds from JSON. Raises TypeError for a part that is none."""
-    kinds = {field.name: field.type for field in dataclasses.fields(kind)}
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     parts: dict[str, Any] = {}
     for name, value in values.items():
         wanted = kinds.get(name, "")

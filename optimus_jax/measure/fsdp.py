@@ -22,7 +22,7 @@ from optimus_jax.models.mllm import Mllm
 from optimus_jax.optimizer import make_optimizer
 from optimus_jax.parallel.mesh import Grid, make_meshes
 from optimus_jax.runtime.compilation import quick_compile
-from optimus_jax.runtime.executor import put_global
+from optimus_jax.runtime.feed import put_global
 
 
 class Fsdp:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -11,7 +10,6 @@ from jax.sharding import Mesh
 
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
-from optimus_jax.plan.plan import on
 from optimus_jax.runtime.clock import Clock
 from optimus_jax.runtime.executor import Executor, Tables
 from optimus_jax.runtime.trainer import Trainer
@@ -39,14 +37,12 @@ class Session:
         self.config, self.shape, self.clock = config, shape, clock
         # seconds of a chunk's F
         self.emulated_forward = max(emulate.forward) if emulate else None
-        pipe = pipe or config.pipeline
-        executor = Executor.of(
-            on(pipe, config), shape.slots, jax.devices(), emulate=emulate, clock=clock
+        self.executor = Executor.of(
+            config, shape.slots, jax.devices(), pipe, emulate=emulate, clock=clock
         )
-        self.executor = dataclasses.replace(executor, pipe=pipe)
         trainer = Trainer(self.executor, config.train)
         self.state = trainer.init()
-        self.batch = self.executor.place_batch(random_batch(config.model, config.train.batch))
+        self.batch = self.executor.feed.batch(random_batch(config.model, config.train.batch))
         self._step = trainer.train_step()
 
     @property
@@ -63,7 +59,7 @@ class Session:
 
     def place(self, program: Program) -> Tables:
         """The tables of a Program that fits, on the devices."""
-        return self.executor.place_tables(program.padded(*self.shape))
+        return self.executor.feed.tables(program.padded(*self.shape))
 
     def run(self, tables: Tables) -> dict[str, Any]:
         """One training step; its metrics, there when it is over."""

@@ -53,8 +53,8 @@ class Grid:
     def of(cls, config: Config) -> Grid:
         """The grid of a checked configuration."""
         p = config.parallel
-        plans = {FIRST: p.encoder, **p.more_encoders}
-        encoders = tuple(EncoderGrid(name, e.pp, e.tp) for name, e in plans.items())
+        plans = config.encoder_plans.items()
+        encoders = tuple(EncoderGrid(name, e.pp, e.tp) for name, e in plans)
         return cls(p.dp, p.pp, p.tp, encoders)
 
     @functools.cached_property

@@ -106,13 +106,3 @@ def pipeline_for(config: Config, costs: Costs, method: str) -> Pipeline:
     return balanced_pipeline(
         pipe.stages, pipe.microbatches, pipe.chunks, encoder, llm, cap=pipe.cap
     )
-
-
-def on(pipe: Pipeline, config: Config) -> Config:
-    """The same with as many stages of each encoder as the pipeline has: its grid."""
-    stages = zip(config.encoder_plans.items(), pipe.encoders, strict=True)
-    plans = {name: dataclasses.replace(own, pp=sizes.stages) for (name, own), sizes in stages}
-    first, *_ = plans.values()
-    more = {name: plans[name] for name in config.parallel.more_encoders}
-    parallel = dataclasses.replace(config.parallel, encoder=first, more_encoders=more)
-    return dataclasses.replace(config, parallel=parallel)

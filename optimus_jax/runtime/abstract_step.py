@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
 from optimus_jax.runtime.executor import Executor
+from optimus_jax.runtime.feed import put_shape
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.program import Program
 
@@ -19,25 +19,14 @@ from optimus_jax.schedule.program import Program
 def traced_step(
     config: Config, program: Program, devices: Sequence[jax.Device], **options: Any
 ) -> tuple[Executor, Any]:
-    """The executor, and the step that train would run on these devices (jax.stages.Traced).
-    `options` are the executor's."""
-    executor = Executor.of(config, program.slots, devices, **options)
+    """The executor, and the step that train would run on these devices (jax.stages.Traced), which
+    need not be there. `options` are the executor's."""
+    executor = Executor.of(config, program.slots, devices, program.pipeline, **options)
     trainer = Trainer(executor, config.train)
-    state = jax.eval_shape(lambda key: trainer._staged(trainer._initial(key)), jax.random.key(0))
-    state = jax.tree.map(_placed, state, trainer.shardings())
-    batch = {}
-    rows = random_batch(config.model, 1)
-    for name, spec in executor.batch_specs.items():
-        whole = np.broadcast_to(rows[name], (config.train.batch, *rows[name].shape[1:]))
-        where = NamedSharding(executor.meshes.llm, spec)
-        batch[name] = _placed(jax.eval_shape(executor.batch_shape, whole), where)
-    tables = program.table, program.pattern, program.prologue, program.epilogue
-    placed = [
-        _placed(x, NamedSharding(executor.meshes.mesh, spec))
-        for x, spec in zip(tables, executor.table_specs, strict=True)
-    ]
-    return executor, trainer.train_step().trace(state, batch, *placed)
-
-
-def _placed(x: Any, where: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    rows = {
+        name: np.broadcast_to(row, (config.train.batch, *row.shape[1:]))
+        for name, row in random_batch(config.model, 1).items()
+    }
+    state = jax.tree.map(put_shape, trainer.staged_shapes(), trainer.shardings())
+    feed = executor.feed.batch(rows, put_shape), *executor.feed.tables(program, put_shape)
+    return executor, trainer.train_step().trace(state, *feed)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optimus_jax.models.weights import Params
-from optimus_jax.runtime.buffers import add_at
+from optimus_jax.runtime.buffers import add_at, load
 from optimus_jax.schedule.program import Columns
 
 Kept = dict[str, Any]  # by name, an array or a tuple of them
@@ -82,6 +82,21 @@ class Row(dict[str, jax.Array]):
     def at(self, zero: jax.Array) -> Row:
         """The same row for use in the loop that `zero` is from (see buffers.when)."""
         return Row(self.table + zero, self.columns)
+
+
+def staged_gradients(grads: Params) -> Params:
+    """Sums of gradients, of the LLM, of encoders or of both, as the weights have it: with the
+    dimension of stages, of which a device has one, and in their own dtype."""
+    made, grads = {}, jax.tree.map(load, grads)
+    if "llm" in grads:
+        layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
+        made["llm"] = {**grads["llm"], "layers": layers}
+    if "encoders" in grads:
+        made["encoders"] = {
+            name: {**part, "layers": jax.tree.map(lambda g: g[None], part["layers"])}
+            for name, part in grads["encoders"].items()
+        }
+    return made
 
 
 def _with(tree: Params, path: tuple[str, ...], value: Params) -> Params:

@@ -16,7 +16,8 @@ from optimus_jax.models.weights import Params
 from optimus_jax.parallel.mesh import EncoderGrid, Grid, make_meshes
 from optimus_jax.parallel.stages import stage_tree
 from optimus_jax.runtime.compilation import quick_compile
-from optimus_jax.runtime.executor import Executor, ModulePlan, put_global
+from optimus_jax.runtime.executor import Executor, ModulePlan
+from optimus_jax.runtime.feed import put_global
 from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule as make_schedule
@@ -171,10 +172,10 @@ def _run(bench: Bench, cases: list[tuple[str, str]], inject: str) -> list[tuple[
     programs = fit_together(programs)
     executor = bench.executor(programs[0], reduce=inject != "skip_reduce")
     step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
-    batch = executor.place_batch(bench.batch)
+    batch = executor.feed.batch(bench.batch)
     found = []
     for (_, method), program in zip(cases, programs, strict=True):
-        loss, grads, _ = step(params, batch, *executor.place_tables(program))
+        loss, grads, _ = step(params, batch, *executor.feed.tables(program))
         found.append(bench.squares(loss, grads, images=method != "text_only"))
     if step._cache_size() != 1:
         raise AssertionError(f"{len(cases)} schedules took {step._cache_size()} compilations")

@@ -18,12 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
-from optimus_jax.config import FIRST, Config
+from optimus_jax.config import Config
 from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.region import POLICIES, SEQUENTIAL, Region
 from optimus_jax.models.weights import Params
@@ -32,19 +31,17 @@ from optimus_jax.parallel.mesh import Axes, Grid, Meshes, make_meshes
 from optimus_jax.parallel.reduction import TOGETHER, gather, reduce_gradients
 from optimus_jax.parallel.stages import stage_axes, stage_tree
 from optimus_jax.parallel.tensor import TensorRegion
-from optimus_jax.runtime import buffers
 from optimus_jax.runtime import slots as slot_buffers
-from optimus_jax.runtime.carry import Carry
+from optimus_jax.runtime.carry import Carry, staged_gradients
 from optimus_jax.runtime.clock import Clock
 from optimus_jax.runtime.emulation import Sleeps
 from optimus_jax.runtime.encoder_tasks import EncoderTasks
+from optimus_jax.runtime.feed import Feed
 from optimus_jax.runtime.llm_tasks import LlmTasks
 from optimus_jax.runtime.tick import Tick
-from optimus_jax.schedule.program import Program, Slots
+from optimus_jax.schedule.program import Slots
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import Pipeline
-
-Tables = tuple[jax.Array, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,16 +82,23 @@ class Executor:
 
     @classmethod
     def of(
-        cls, config: Config, slots: Slots, devices: Sequence[jax.Device], **options: Any
+        cls,
+        config: Config,
+        slots: Slots,
+        devices: Sequence[jax.Device],
+        pipe: Pipeline | None = None,
+        **options: Any,
     ) -> Executor:
-        """The executor of a checked configuration on the first of `devices`."""
-        p = config.parallel
-        encoders = {FIRST: p.encoder, **p.more_encoders}
+        """The executor of a checked configuration on the first of `devices`; of another pipeline
+        than the configuration's own, if `pipe` is one."""
+        pipe = pipe or config.pipeline
+        config = config.on(pipe)
+        p, encoders = config.parallel, config.encoder_plans
         plans = {n: ModulePlan(e.sequence_parallel, e.recompute) for n, e in encoders.items()}
         plans["llm"] = ModulePlan(p.sequence_parallel, p.recompute)
         return cls(
             Mllm(config.model),
-            config.pipeline,
+            pipe,
             make_meshes(Grid.of(config), devices),
             slots,
             config.microbatch_rows,
@@ -170,11 +174,11 @@ class Executor:
         c, _ = lax.scan(lambda c, x: (tick(tasks).run(c, *x), None), c, (table[:, 0], pattern))
         if not self.reduce:
             _, c = self._beside(None, None, tick(None), epilogue[:, 0], c)
-            return self._loss(c), self._with_stages(c.grads), c.nans[None]
+            return self._loss(c), staged_gradients(c.grads), c.nans[None]
 
         def scatter(grads: Params, scope: str) -> Params:
             with jax.named_scope("scatter_llm"):
-                grads = self._with_stages({"llm": grads})["llm"]
+                grads = staged_gradients({"llm": grads})["llm"]
                 return reduce_gradients(grads, self.layouts["llm"], scope)
 
         llm_grads, rest = c.grads["llm"], {**c.grads, "llm": {}}
@@ -182,7 +186,7 @@ class Executor:
             scatter, llm_grads, tick(None), epilogue[:, 0], c._replace(grads=rest)
         )
         with jax.named_scope("scatter_encoders"):
-            grads = self._with_stages({"encoders": c.grads["encoders"]})["encoders"]
+            grads = staged_gradients({"encoders": c.grads["encoders"]})["encoders"]
             grads = reduce_gradients(grads, self.layouts["encoders"])
         return self._loss(c), {"llm": reduced, "encoders": grads}, c.nans[None]
 
@@ -270,20 +274,6 @@ class Executor:
             llm = llm and one()  # type: ignore[assignment]
         return Tick(llm, own, self.pipe, grid.pipe, self.poison, self.clock)
 
-    @staticmethod
-    def _with_stages(grads: Params) -> Params:
-        """Gradients of one device with the dimension of stages again, as the weights have it."""
-        made, grads = {}, jax.tree.map(buffers.load, grads)
-        if "llm" in grads:
-            layers = jax.tree.map(lambda g: g[:, None], grads["llm"]["layers"])
-            made["llm"] = {**grads["llm"], "layers": layers}
-        if "encoders" in grads:
-            made["encoders"] = {
-                name: {**part, "layers": jax.tree.map(lambda g: g[None], part["layers"])}
-                for name, part in grads["encoders"].items()
-            }
-        return made
-
     def _loss(self, c: Carry) -> jax.Array:
         """The loss of the whole batch; only the last stage has some."""
         return lax.psum(c.loss, ("dp", *self.meshes.grid.pipe))
@@ -294,65 +284,14 @@ class Executor:
         mapped = jax.shard_map(
             self.loss_and_gradients,
             mesh=self.meshes.mesh,
-            in_specs=(self.param_specs, self.batch_specs, *self.table_specs),
+            in_specs=(self.param_specs, self.feed.batch_specs, *self.feed.table_specs),
             out_specs=(Spec(), out, Spec(self.meshes.grid.axes)),
             check_vma=False,
         )
         return jax.jit(mapped, compiler_options=compiler_options)
 
-    def carry_shapes(self, params: Params) -> Carry:
-        """Shapes and dtypes of one device's carry, for staged weights `params`."""
-        found: list[Carry] = []
-
-        def run(masters: Params) -> jax.Array:
-            c = slot_buffers.make(self, masters)
-            found.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c))
-            return c.loss
-
-        mapped = jax.shard_map(
-            run,
-            mesh=self.meshes.mesh,
-            in_specs=(self.param_specs,),
-            out_specs=Spec(),
-            check_vma=False,
-        )
-        jax.eval_shape(mapped, params)
-        return found[0]
-
-    # What it is fed with.
-
     @property
-    def table_specs(self) -> tuple[Spec, ...]:
-        """Of the table, the patterns, the prologue and the epilogue."""
-        rows = Spec(None, self.meshes.grid.pipe)
-        return rows, Spec(), rows, rows
-
-    @property
-    def batch_specs(self) -> dict[str, Spec]:
-        inputs = {e.input for e in self.model.config.encoders.values()}
-        return dict.fromkeys(("tokens", "targets", "weights", *sorted(inputs)), Spec("dp"))
-
-    def place_tables(self, program: Program) -> Tables:
-        """The program's tables on the devices."""
-        tables = program.table, program.pattern, program.prologue, program.epilogue
-        return tuple(
-            put_global(x, NamedSharding(self.meshes.mesh, spec))
-            for x, spec in zip(tables, self.table_specs, strict=True)
-        )
-
-    def place_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """A global batch [rows of all replicas, ...] on the devices, as `batch_shape` says."""
+    def feed(self) -> Feed:
+        """How batches and tables come to the step."""
         mesh = self.meshes.mesh if self.calls_host else self.meshes.llm
-        return {
-            name: put_global(self.batch_shape(batch[name]), NamedSharding(mesh, spec))
-            for name, spec in self.batch_specs.items()
-        }
-
-    def batch_shape(self, x: np.ndarray) -> np.ndarray:
-        """[B, ...] as [dp, M, rows, ...]."""
-        return x.reshape(self.meshes.grid.dp, self.pipe.microbatches, self.rows, *x.shape[1:])
-
-
-def put_global(x: np.ndarray, where: NamedSharding) -> jax.Array:
-    """A host array, the same in every process, as one global array."""
-    return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+        return Feed(self.model.config, self.meshes, mesh, self.pipe.microbatches, self.rows)

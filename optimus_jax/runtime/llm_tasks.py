@@ -1,14 +1,13 @@
 """What the LLM's tasks compute: forward and backward of a chunk's layers for a microbatch.
 
 As in runtime/encoder_tasks.py: a forward leaves the input of each layer in its slot, a backward is
-a reverse loop over vjps of single layers. A fused task runs an encoder layer in the same loop body
-as an LLM layer, its pieces beside the tensor-parallel collectives.
+a reverse loop over vjps of single layers. The first layers of a fused task have encoder layers
+beside them (runtime/fused_layers.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,11 @@ from optimus_jax.models.mllm import Batch, Mllm
 from optimus_jax.models.region import Kept, Recording, Region
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel.mesh import Axes
-from optimus_jax.parallel.tensor import TensorRegion
 from optimus_jax.runtime.buffers import add_at, get, keep, kept_at, put, when
 from optimus_jax.runtime.carry import Carry, Row
 from optimus_jax.runtime.encoder_tasks import EncoderTasks
-from optimus_jax.runtime.pairing import Counting, PairedRegion
-from optimus_jax.schedule.program import KINDS
-from optimus_jax.schedule.task import EncoderPipeline, Kind
+from optimus_jax.runtime.fused_layers import FusedLayers
+from optimus_jax.schedule.task import EncoderPipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +63,12 @@ class LlmTasks:
             c = when(row.first == 0, receive, c)
             start: int | jax.Array = 0
             for encoder in self.encoders if self.fuse else ():
-                start, c = self._fused_forward(c, row, encoder, start)
+                start, c = FusedLayers(self, encoder).forward(c, row, start)
 
             def layer(i: jax.Array, c: Carry) -> Carry:
                 region = Recording(self.region, self.names)
-                y = self.model.llm_layer(self._layer(row, i), get(c.saved, row.saved, i), region)
-                return self._save(c, row, i, y, region)
+                y = self.model.llm_layer(self.layer(row, i), get(c.saved, row.saved, i), region)
+                return self.save(c, row, i, y, region)
 
             c = lax.fori_loop(start, row.layers, layer, c)
 
@@ -90,13 +87,13 @@ class LlmTasks:
         with jax.named_scope("llm_backward"):
             dx, start = get(c.wire, row.read), jnp.int32(0)
             for encoder in self.encoders if self.fuse else ():
-                start, dx, c = self._fused_backward(c, row, encoder, start, dx)
+                start, dx, c = FusedLayers(self, encoder).backward(c, row, start, dx)
 
             def layer(j: jax.Array, carry: tuple[jax.Array, Params]) -> tuple[jax.Array, Params]:
                 dy, grads = carry
                 i = row.layers - 1 - j
                 x, kept = get(c.saved, row.saved, i), kept_at(c.kept, row.saved, i)
-                dp, dx = self._layer_vjp(row, i, x, Kept(self.region, kept), dy)
+                dp, dx = self.layer_vjp(row, i, x, Kept(self.region, kept), dy)
                 return dx, add_at(grads, dp, row.chunk, i)
 
             dx, layers = lax.fori_loop(start, row.layers, layer, (dx, c.grads["llm"]["layers"]))
@@ -174,129 +171,18 @@ class LlmTasks:
 
     # Layers.
 
-    def _layer(self, row: Row, i: jax.Array) -> Params:
+    def layer(self, row: Row, i: jax.Array) -> Params:
         return jax.tree.map(lambda w: w[row.chunk, i], self.params["layers"])
 
-    def _save(self, c: Carry, row: Row, i: jax.Array, y: jax.Array, made: Recording) -> Carry:
+    def save(self, c: Carry, row: Row, i: jax.Array, y: jax.Array, made: Recording) -> Carry:
         saved = put(c.saved, y, row.saved, i + 1)
         return c._replace(saved=saved, kept=keep(c.kept, made.saved, row.saved, i))
 
-    def _layer_vjp(
+    def layer_vjp(
         self, row: Row, i: jax.Array, x: jax.Array, region: Region, dy: jax.Array
     ) -> tuple[Params, jax.Array]:
         def forward(p: Params, x: jax.Array) -> jax.Array:
             return self.model.llm_layer(p, x, region)
 
-        dp, dx = jax.vjp(forward, self._layer(row, i), x)[1](dy)
+        dp, dx = jax.vjp(forward, self.layer(row, i), x)[1](dy)
         return dp, dx
-
-    def _fused_forward(
-        self, c: Carry, row: Row, encoder: EncoderTasks, start: int | jax.Array
-    ) -> tuple[jax.Array, Carry]:
-        """As many LLM layers as the encoder task inside has layers, each with one of them; the
-        number of LLM layers done, and the carry."""
-        here = (row.e_kind == KINDS[Kind.EF]) & (row.encoder == encoder.number)
-        count = jnp.where(here, row.end - row.begin, 0)
-        slot = row.e_saved[0]
-
-        def both(j: jax.Array, c: Carry) -> Carry:
-            i, n = start + j, row.begin + j
-            inner = Recording(encoder.region, encoder.names)
-            paired = PairedRegion(
-                self._tensor,
-                encoder.forward_pieces(n, inner),
-                (get(c.encoders[encoder.number].saved, slot, n),),
-                [True] * self._windows[0],
-                self.tied,
-                forward_only=True,
-            )
-            made = Recording(paired, self.names)
-            y = self.model.llm_layer(self._layer(row, i), get(c.saved, row.saved, i), made)
-            (z,) = paired.finish()
-            return encoder.save(self._save(c, row, i, y, made), slot, n, z, inner.saved)
-
-        def begin(zero: jax.Array, c: Carry) -> Carry:
-            return encoder.begin_forward(c, row.at(zero), 0)
-
-        def finish(zero: jax.Array, c: Carry) -> Carry:
-            return encoder.finish_forward(c, row.at(zero), 0)
-
-        with jax.named_scope("encoder"):
-            c = when(here, begin, c)
-        c = lax.fori_loop(0, count, both, c)
-        with jax.named_scope("encoder"):
-            c = when(here, finish, c)
-        return start + count, c
-
-    def _fused_backward(
-        self, c: Carry, row: Row, encoder: EncoderTasks, start: jax.Array, dx: jax.Array
-    ) -> tuple[jax.Array, jax.Array, Carry]:
-        """The same in reverse; also the gradient of the last LLM layer's input."""
-        here = (row.e_kind == KINDS[Kind.EB]) & (row.encoder == encoder.number)
-        count = jnp.where(here, row.end - row.begin, 0)
-        slot, path = row.e_saved[0], ("llm", "layers")
-        Pair = tuple[jax.Array, jax.Array, Carry]
-
-        def both(j: jax.Array, carry: Pair) -> Pair:
-            dy, dz, c = carry
-            i, n = row.layers - 1 - start - j, row.end - 1 - j
-            z, inner = encoder.saved(c, slot, n)
-            pieces, p = encoder.backward_pieces(n, inner)
-            x, kept = get(c.saved, row.saved, i), kept_at(c.kept, row.saved, i)
-            forward, every = self._windows
-            # the sum that ends a layer is not needed to go back through it; with activations saved,
-            # nor are others
-            again = [not self.names] * (forward - 1) + [False]
-            windows = again + [True] * (every - forward)
-            paired = PairedRegion(self._tensor, pieces, ((z,), (dz,), {}), windows, self.tied)
-            dp, dx = self._layer_vjp(row, i, x, Kept(paired, kept), dy)
-            _, (dz,), grads = paired.finish()
-            c = c.with_grads(path, add_at(c.grads["llm"]["layers"], dp, row.chunk, i))
-            return dx, dz, encoder.add_layer(c, grads, p, n)
-
-        def begin(zero: jax.Array, carry: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-            c, dz = encoder.begin_backward(carry[1], row.at(zero), 0)
-            return dz, c
-
-        def finish(zero: jax.Array, carry: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
-            return carry[0], encoder.finish_backward(carry[1], row.at(zero), 0, carry[0])
-
-        blank = jnp.zeros_like(get(c.encoders[encoder.number].saved, slot, 0))
-        with jax.named_scope("encoder"):
-            dz, c = when(here, begin, (blank, c))
-        dx, dz, c = lax.fori_loop(0, count, both, (dx, dz, c))
-        with jax.named_scope("encoder"):
-            _, c = when(here, finish, (dz, c))
-        return start + count, dx, c
-
-    @property
-    def _tensor(self) -> TensorRegion:
-        if not isinstance(self.region, TensorRegion):
-            raise ValueError("fused tasks need a tensor-parallel LLM")
-        return self.region
-
-    @functools.cached_property
-    def _windows(self) -> tuple[int, int]:
-        """Collectives of one LLM layer's forward, and of its forward and backward."""
-        t, counts = self._tensor, []
-        rows, positions, width = self.batch["tokens"].shape[1:] + (self._width,)
-        own = positions // t.size if t.sequence else positions
-        p = jax.tree.map(lambda w: w[0, 0], self.params["layers"])
-        x = jax.ShapeDtypeStruct((rows, own, width), self.model.config.dtype)
-        for backward in (False, True):
-            region = Counting(t.axes, t.size, t.sequence, forward_only=not backward)
-
-            def run(p: Params, x: jax.Array, region: Region = region, back: bool = backward):
-                y, vjp = jax.vjp(lambda p, x: self.model.llm_layer(p, x, region), p, x)
-                return vjp(y) if back else y
-
-            if backward:
-                jax.eval_shape(run, p, x)
-            else:
-                jax.eval_shape(lambda p, x, r=region: self.model.llm_layer(p, x, r), p, x)
-            counts.append(region.count)
-        return counts[0], counts[1]
-
-    @property
-    def _width(self) -> int:
-        return self.model.config.llm.width

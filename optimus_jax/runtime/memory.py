@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from optimus_jax.parallel.layout import is_layout
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.liveness import Moment, array_bytes, moments
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def memory_table(executor: Executor, traced: Any) -> MemoryTable:
     ):
         sizes[name] = sum(next(inputs) for _ in jax.tree.leaves(part))
     arguments = tuple(Row(name, size, size) for name, size in sizes.items())
-    carry = executor.carry_shapes(state.params)
+    carry = slot_buffers.shapes(executor, state.params)
     slots = {"llm wire": carry.wire, "llm saved": carry.saved, "llm kept": carry.kept}
     for name, own in zip(executor.encoders, carry.encoders, strict=True):
         slots |= {f"{name} {slot}": getattr(own, slot) for slot in own._fields}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from optimus_jax.models.region import POLICIES, Recording
 from optimus_jax.models.weights import Params
@@ -137,3 +138,23 @@ def _kept(
     x = jax.ShapeDtypeStruct(state, executor.model.config.dtype)
     made = jax.eval_shape(run, weights, x)
     return jax.tree.map(lambda v: buffers.make(slots, (layers, *v.shape), v.dtype), made)
+
+
+def shapes(executor: Executor, params: Params) -> Carry:
+    """Shapes and dtypes of one device's carry, for staged weights `params`."""
+    found: list[Carry] = []
+
+    def run(masters: Params) -> jax.Array:
+        c = make(executor, masters)
+        found.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c))
+        return c.loss
+
+    mapped = jax.shard_map(
+        run,
+        mesh=executor.meshes.mesh,
+        in_specs=(executor.param_specs,),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    jax.eval_shape(mapped, params)
+    return found[0]

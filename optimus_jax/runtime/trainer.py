@@ -63,6 +63,12 @@ class Trainer:
 
         return jax.tree.map(stored, jax.eval_shape(self._initial, jax.random.key(0)))
 
+    def staged_shapes(self) -> TrainState:
+        """Shapes and dtypes of the staged state."""
+        return jax.eval_shape(
+            lambda key: self._staged(self._initial(key)), jax.random.key(self.config.seed)
+        )
+
     def shardings(self) -> TrainState:
         """Shardings of the staged state, each module on its own mesh."""
         weights = self.executor.weight_shardings()
@@ -122,7 +128,7 @@ class Trainer:
         mapped = jax.shard_map(
             self._update,
             mesh=self.executor.meshes.mesh,
-            in_specs=(state_specs, self.executor.batch_specs, *self.executor.table_specs),
+            in_specs=(state_specs, self.executor.feed.batch_specs, *self.executor.feed.table_specs),
             out_specs=(state_specs, metric_specs),
             check_vma=False,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from optimus_jax.gpu import environment
 from optimus_jax.gpu.environment import Environment
 from tests.bench_test import refused
 from tests.conftest import ROOT
+from tests.gpu.compilers import built, run
 
 ALL = ("forward", "backward", "gather", "scatter")
 
@@ -32,26 +32,6 @@ def test_wrong_words_are_refused() -> None:
     )
     words = "--config=configs/digits.py", "--target=h100x2", "--hlo=no/such/step.hlo"
     assert refused("compile", *words) == ["--hlo=no/such/step.hlo: there is no folder no/such"]
-
-
-def built(version: str = "") -> Environment:
-    """The environment for the tests, made if need be. Skips them where packages cannot be had."""
-    try:
-        wanted = environment.environment(version)
-        environment.build(wanted, print)
-    except UserError as error:
-        pytest.skip(f"no compiler for GPUs here: {error}")
-    return wanted
-
-
-def run(wanted: Environment, module: str, *words: str) -> str:
-    """The last line that a module prints in the environment."""
-    line = [str(wanted.python), "-m", module, *words]
-    done = subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True, env=environment.variables(wanted)
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
 
 
 def check_two_layers(found: dict[str, Any]) -> None:

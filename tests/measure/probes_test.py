@@ -214,12 +214,12 @@ def test_the_compiled_step_runs_each_task_its_times_on_finite_numbers(plan: Smal
     pipe = bench.pipe
     executor = bench.executor(program(None, pipe, probes.shape(pipe, REPEATS, plan.fuse), False))
     step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
-    batch = executor.place_batch(bench.batch)
+    batch = executor.feed.batch(bench.batch)
     broken = jax.tree.map(lambda w: w * np.nan, params)
     for probe in probes.probes(pipe, REPEATS, plan.fuse):
         counts = []
         for made in both(pipe, probe, plan.fuse):
-            tables = executor.place_tables(made)
+            tables = executor.feed.tables(made)
             nans = np.asarray(step(params, batch, *tables)[2])
             assert not nans.any(), probe.name
             counts.append(np.asarray(step(broken, batch, *tables)[2]))

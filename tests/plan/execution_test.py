@@ -165,9 +165,9 @@ def test_the_executor_runs_what_the_planner_writes(name: str, tmp_path: pathlib.
         bench, programs = Bench(small), fit_together([one.program() for one in mine])
         executor = bench.executor(programs[0])
         step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
-        batch = executor.place_batch(bench.batch)
+        batch = executor.feed.batch(bench.batch)
         for one, program in zip(mine, programs, strict=True):
-            loss, grads, _ = step(params, batch, *executor.place_tables(program))
+            loss, grads, _ = step(params, batch, *executor.feed.tables(program))
             errors = bench.errors(loss, grads, images=True)
             assert errors[0] < 1e-6 and errors[1] < 1e-5, f"{one.method}: {errors}"
 

@@ -87,11 +87,11 @@ def losses(plan: dict[str, Any], steps: int) -> np.ndarray:
     """Of the first steps, [steps]."""
     (trainer, program), config = trainer_of(plan), config_of(plan)
     state, step = trainer.init(), trainer.train_step(quick_compile())
-    tables = trainer.executor.place_tables(program)
+    tables = trainer.executor.feed.tables(program)
     batches, rows = example_batches(config, "train", config.train.batch), range(config.train.batch)
     found = []
     for n in range(steps):
-        batch = trainer.executor.place_batch(batches.rows(n, rows))
+        batch = trainer.executor.feed.batch(batches.rows(n, rows))
         state, metrics = step(state, batch, *tables)
         found.append(float(metrics["loss"]))
     assert step._cache_size() == 1 and int(metrics["nans"].sum()) == 0

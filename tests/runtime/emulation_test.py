@@ -17,7 +17,8 @@ from optimus_jax.parallel.stages import stage_tree
 from optimus_jax.runtime.clock import MARKS, Clock
 from optimus_jax.runtime.comparison import grid_of, random_params
 from optimus_jax.runtime.compilation import quick_compile
-from optimus_jax.runtime.executor import Executor, put_global
+from optimus_jax.runtime.executor import Executor
+from optimus_jax.runtime.feed import put_global
 from optimus_jax.runtime.small_plan import SmallPlan
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
@@ -62,14 +63,14 @@ def ran() -> dict[str, Ran]:
     )
     host = jax.tree.map(np.asarray, stage_tree(random_params(model), PIPE, PLAN.names))
     params = jax.tree.map(put_global, host, executor.weight_shardings())
-    batch = executor.place_batch(random_batch(model.config, PIPE.microbatches * rows))
+    batch = executor.feed.batch(random_batch(model.config, PIPE.microbatches * rows))
     step = executor.gradient_step(quick_compile())
     found = {}
     for name, program in zip(NAMES, programs, strict=True):
         for _ in range(2):
             clock.take()
             began = time.monotonic()
-            jax.block_until_ready(step(params, batch, *executor.place_tables(program)))
+            jax.block_until_ready(step(params, batch, *executor.feed.tables(program)))
             ended = time.monotonic()
         found[name] = Ran(program, began, ended, clock.take())
     assert step._cache_size() == 1

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from optimus_jax.models.mllm import Mllm
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.buffers import when
 from optimus_jax.runtime.comparison import Bench, compare
 from optimus_jax.runtime.hlo import copies_in_loops, products_beside_loops
@@ -98,9 +99,9 @@ def wide() -> Many:
 def check_all(bench: Bench, schedules: list, programs: list[Program]) -> None:
     executor = bench.executor(programs[0])
     step, params = executor.gradient_step(bench.options), bench.staged(executor, bench.params)
-    batch = executor.place_batch(bench.batch)
+    batch = executor.feed.batch(bench.batch)
     for s, program in zip(schedules, programs, strict=True):
-        loss, grads, nans = step(params, batch, *executor.place_tables(program))
+        loss, grads, nans = step(params, batch, *executor.feed.tables(program))
         worst = bench.errors(loss, grads, images=bool(s.encoded))
         assert worst[0] <= LOSS_BOUND and worst[1] <= GRADIENT_BOUND, f"{worst}\n{s}"
         assert int(nans.sum()) == 0
@@ -122,9 +123,9 @@ def compiled(bench: Bench, program: Program) -> tuple[str, set[tuple[int, ...]]]
     """The step as it is compiled for training, and the shapes of what its ticks carry."""
     executor = bench.executor(program)
     params = bench.staged(executor, bench.params)
-    arguments = params, executor.place_batch(bench.batch), *executor.place_tables(program)
+    arguments = params, executor.feed.batch(bench.batch), *executor.feed.tables(program)
     hlo = executor.gradient_step().lower(*arguments).compile().as_text()
-    return hlo, {x.shape for x in jax.tree.leaves(executor.carry_shapes(params)) if x.shape}
+    return hlo, {x.shape for x in jax.tree.leaves(slot_buffers.shapes(executor, params)) if x.shape}
 
 
 def test_no_loop_copies_a_slot_or_a_gradient(many: Many) -> None:
@@ -185,7 +186,7 @@ def test_bfloat16_is_near_float32(gradients: str) -> None:
     executor = bench.executor(program, gradients=gradients)
     params = bench.staged(executor, bench.params)
     loss, grads, _ = executor.gradient_step(bench.options)(
-        params, executor.place_batch(bench.batch), *executor.place_tables(program)
+        params, executor.feed.batch(bench.batch), *executor.feed.tables(program)
     )
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(gradients)}
     exact = jax.jit(Mllm(SmallPlan(2, 1, 1, 2).sizes).loss)(bench.params, bench.batch)

@@ -20,6 +20,7 @@ from optimus_jax.config import (
     TrainConfig,
 )
 from optimus_jax.parallel.stages import stage_tree
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.abstract_step import traced_step
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor
@@ -108,7 +109,7 @@ def compiled(config: Config) -> Compiled:
         executor,
         table,
         masters,
-        executor.carry_shapes(masters),
+        slot_buffers.shapes(executor, masters),
         scan.held,
         measured_bytes(done),
         done.as_text(),
@@ -203,7 +204,7 @@ def test_a_cap_bounds_encoder_activations() -> None:
     def slots(microbatches: int, **options: Any) -> int:
         c = config(microbatches=microbatches, **options)
         executor = Executor.of(c, program(c).slots, jax.devices())
-        (vision,) = executor.carry_shapes(staged(executor)).encoders
+        (vision,) = slot_buffers.shapes(executor, staged(executor)).encoders
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(vision))
 
     assert slots(64, encoder_cap=4) <= slots(8, encoder_cap=4)

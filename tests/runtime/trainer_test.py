@@ -10,6 +10,7 @@ import pytest
 from optimus_jax.config import TrainConfig
 from optimus_jax.optimizer import learning_rate, make_optimizer
 from optimus_jax.parallel.stages import unstage_tree
+from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.comparison import Bench
 from optimus_jax.runtime.hlo import copies_in_loops
 from optimus_jax.runtime.small_plan import SmallPlan, Tower
@@ -47,7 +48,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[Bench, Trainer, list, list]
     executor = bench.executor(program)
     trainer = Trainer(executor, CONFIG)
     state, step, states, metrics = trainer.init(), trainer.train_step(bench.options), [], []
-    batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
+    batch, tables = executor.feed.batch(bench.batch), executor.feed.tables(program)
     for _ in range(3):
         state, values = step(state, batch, *tables)
         free = unstage_tree(state.params, bench.pipe, executor.encoders)
@@ -88,10 +89,10 @@ def test_no_loop_of_the_training_step_copies_a_slot_or_a_gradient(
 ) -> None:
     bench, trainer, _, _ = trained
     executor = trainer.executor
-    tables = executor.place_tables(trainer.program)
-    arguments = trainer.last, executor.place_batch(bench.batch), *tables
+    tables = executor.feed.tables(trainer.program)
+    arguments = trainer.last, executor.feed.batch(bench.batch), *tables
     hlo = trainer.train_step().lower(*arguments).compile().as_text()
-    carry = jax.tree.leaves(executor.carry_shapes(trainer.last.params))
+    carry = jax.tree.leaves(slot_buffers.shapes(executor, trainer.last.params))
     shapes = {x.shape for x in carry if x.shape}
     assert len(carry) > 40 and copies_in_loops(hlo, shapes) == []
 
@@ -136,11 +137,11 @@ def test_gradients_may_be_summed_in_bfloat16() -> None:
         executor = bench.executor(program, gradients=gradients)
         trainer = Trainer(executor, CONFIG)
         step = trainer.train_step(bench.options)
-        batch, tables = executor.place_batch(bench.batch), executor.place_tables(program)
+        batch, tables = executor.feed.batch(bench.batch), executor.feed.tables(program)
         state, metrics = step(trainer.init(), batch, *tables)
         assert {x.dtype for x in jax.tree.leaves(state[:2])} <= {np.dtype("f4"), np.dtype("i4")}
         found[gradients] = float(metrics["loss"]), float(metrics["grad_norm"])
-        carry = executor.carry_shapes(state.params)
+        carry = slot_buffers.shapes(executor, state.params)
         # bfloat16 is kept as its bits
         bits = {"float32": np.float32, "bfloat16": np.uint16}[gradients]
         assert {x.dtype for x in jax.tree.leaves(carry.grads)} == {np.dtype(bits)}
