@@ -17,12 +17,8 @@ from absl import flags
 from optimus_jax import cluster, command, processes, verified
 from optimus_jax.errors import UserError
 from optimus_jax.runtime.small_plan import SmallPlan
-from optimus_jax.verified import Case
+from optimus_jax.verified import BOUNDS, INJECTIONS, Case
 
-# Largest relative errors of loss and gradients. bfloat16 has 8 bits: two orders of summation of the
-# sequential model itself differ by as much.
-BOUNDS = {"float32": (1e-6, 1e-5), "bfloat16": (2e-2, 1e-1)}
-INJECTIONS = ("drop_microbatch", "swap_slots", "skip_reduce")
 INFINITE = sys.float_info.max  # JSON has no infinity; a non-finite error is reported as this
 
 

@@ -12,6 +12,7 @@ from optimus_jax.schedule.methods import ON_ANY_PIPELINE
 from optimus_jax.verified import (
     BALANCED,
     BFLOAT16,
+    BOUNDS,
     CAPPED,
     FIGURE_5,
     SUITE,
@@ -19,7 +20,6 @@ from optimus_jax.verified import (
     drawn_cases,
     drawn_plans,
 )
-from optimus_jax.verify import BOUNDS
 
 PLANS = (FIGURE_5, BALANCED[2], CAPPED, BFLOAT16, *(drawn_plans()[n] for n in SUITE))
 

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from optimus_jax.config import Config
 from optimus_jax.data.noise import random_batch
 from optimus_jax.runtime.clock import Clock
-from optimus_jax.runtime.executor import Executor, Tables
+from optimus_jax.runtime.executor import Executor
+from optimus_jax.runtime.feed import Tables
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.program import Program, Shape
 from optimus_jax.schedule.simulate import Durations

@@ -134,7 +134,7 @@ def compare(
     plan: SmallPlan, cases: list[tuple[str, str]], inject: str = "", quick: bool = True
 ) -> list[Errors]:
     """The errors of each (order, method), all through one compilation; every process of the run
-    calls it alike. `inject` is one of verify.INJECTIONS."""
+    calls it alike. `inject` is one of verified.INJECTIONS."""
     bench = Bench(plan, quick)
     found = (
         _run(bench, cases, inject) if bench.here() else [(0.0, bench.no_squares()) for _ in cases]

@@ -11,7 +11,7 @@ from optimus_jax.config import Config, EmulateConfig, from_config_dict
 from optimus_jax.cost.analytic import analytic
 from optimus_jax.cost.costs import Costs, emulated
 from optimus_jax.plan import plan as plan_module
-from optimus_jax.plan.plan import Plan, make_plan, on, pipeline_for
+from optimus_jax.plan.plan import Plan, make_plan, pipeline_for
 from optimus_jax.schedule.bubbles import bubble_report
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.methods import schedule as make_schedule
@@ -117,9 +117,9 @@ def test_balanced_runs_on_a_pipeline_that_it_cuts_by_the_costs(values: dict[str,
     plan = make_plan(other, emulated(other), "balanced")
     assert plan.pipeline.encoders[0].layers == (3, 1), "a slow encoder takes more than a stage"
     assert plan.pipeline.llm_layers == (0, 4)
-    grid = on(plan.pipeline, other).parallel
+    grid = other.on(plan.pipeline).parallel
     assert (grid.encoder.pp, grid.pp) == (2, 2)
-    assert on(config.pipeline, config) == config
+    assert config.on(config.pipeline) == config
 
 
 def test_balanced_has_one_encoder(values: dict[str, Any]) -> None:

@@ -20,8 +20,7 @@ from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.program import Program, fit_together
 from optimus_jax.schedule.validate import validate
-from optimus_jax.verified import all_cases, drawn_cases, grid_cases
-from optimus_jax.verify import BOUNDS, INJECTIONS
+from optimus_jax.verified import BOUNDS, INJECTIONS, all_cases, drawn_cases, grid_cases
 from tests.schedule.random_schedules import random_schedule
 
 LOSS_BOUND, GRADIENT_BOUND = BOUNDS["float32"]
