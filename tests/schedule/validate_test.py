@@ -13,7 +13,7 @@ from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.program import NONE, Columns, EncoderSlots, Program, Slots
 from optimus_jax.schedule.simulate import Durations
 from optimus_jax.schedule.task import EncoderPipeline, Pipeline, Schedule, ScheduleError
-from optimus_jax.schedule.validate import check_complete, validate
+from optimus_jax.schedule.validate import validate
 from tests.schedule.lower_test import one_less
 from tests.schedule.pictures import picture
 
@@ -266,38 +266,3 @@ def test_programs_stay_within_their_slots(kind: str) -> None:
         match=rf"^tick \d+ device \d: .* is written to {kind} slot {fewer.of(kind)}, ",
     ):
         validate(program, SCHEDULE)
-
-
-def test_programs_of_another_pipeline_are_refused() -> None:
-    other = dataclasses.replace(PROGRAM, pipeline=Pipeline(2, 2, encoders=(EncoderPipeline((3,)),)))
-    with pytest.raises(ScheduleError, match=r"^program of Pipeline\(.*, schedule of Pipeline\("):
-        validate(other, SCHEDULE)
-
-
-@pytest.mark.parametrize(
-    ("orders", "reason"),
-    [
-        ("0: F0 B0", "1 orders for 2 devices"),
-        ("0: F0 B0\n1: F0", "B0 stands 0 times on device 1, wanted 1"),
-        ("0: F0 B0 F0\n1: F0 B0", "F0 stands 2 times on device 0, wanted 1"),
-        ("0: F0 F1 B0\n1: F0 B0", "F1 stands 1 times on device 0, wanted 0"),
-        ("0: F0 F0c1 B0\n1: F0 B0", "F0c1 stands 1 times on device 0, wanted 0"),
-        ("0: EF0 F0 B0\n1: F0 B0", "EB0.0 runs layer 0 0 times, wanted 1"),
-        ("0: F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 0 0 times, wanted 1"),
-        ("0: EF0.1 F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 0 0 times, wanted 1"),
-        ("0: EF0 EF0.1 F0 B0 EB0\n1: F0 B0", "EF0.1 runs layer 0 2 times, wanted 1"),
-        ("0: EF0 F0 B0 EB0\n1: EF0.1 F0 B0", "EF0.1 stands on device 1, but unit 1 of .*"),
-        ("0: EF0 EF0.7 F0 B0 EB0\n1: F0 B0", "EF0.7 on device 0: there are 2 units and 2 layers"),
-        ("0: EF0[0:1) F0 B0 EB0\n1: F0 B0", "EF0.0 runs layer 1 0 times, wanted 1"),
-        ("0: EF0 F0 B0 EB0 EB0[1:2)\n1: F0 B0", "EB0.0 runs layer 1 2 times, wanted 1"),
-    ],
-)
-def test_incomplete_schedules_are_refused(orders: str, reason: str) -> None:
-    pipe = Pipeline(2, 1, encoders=(EncoderPipeline((2,)),))
-    with pytest.raises(ScheduleError, match=f"^{reason}$"):
-        check_complete(Schedule.parse(orders, pipe))
-
-
-def test_complete_schedules_pass() -> None:
-    check_complete(SCHEDULE)
-    check_complete(Schedule.parse("0: F0 EF1 F1 B0 B1 EB1\n1: F0 F1 B0 B1", PIPE))
