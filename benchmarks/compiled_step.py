@@ -48,7 +48,7 @@ _FUNCTIONS = {  # innermost first decides
     "_up": GELU,
     **dict.fromkeys(("_out", "_down"), RESIDUAL),
     "add_at": SUMS,
-    **dict.fromkeys(("get", "put", "LlmTasks._layer", "Tick._exchange", "Tick._move"), SLOTS),
+    **dict.fromkeys(("get", "put", "LlmTasks.layer", "Tick._exchange", "Tick._move"), SLOTS),
     **dict.fromkeys(("embed", "summed_loss", "logits", "LlmTasks._head", "LlmTasks._embed"), ENDS),
     "LlmTasks._embed_backward": ENDS,
     "make": ZEROS,

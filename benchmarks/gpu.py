@@ -43,7 +43,18 @@ from optimus_jax.measure.rounds import by_turns
 
 PARTS = "loops", "step", "blocks"
 NEEDED = {"loops": 45.0, "step": 150.0, "blocks": 40.0}  # seconds; of a part or a block's system
-PACKAGES = "jax", "jaxlib", "flax", "optax", "numpy", "torch", "triton", "nvidia-cudnn-cu13"
+ROUNDS = 30.0  # and of all its rounds
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "numpy",
+    "torch",
+    "triton",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,17 +166,18 @@ def blocks(run: Run, sizes: Sizes, needed: float) -> None:
         print("no torch here: blocks run in jax only", flush=True)
     found: list[dict[str, Any]] = []
     for case in sizes.cases:
-        start, name = init(case, sizes.dtype), case.name
+        name = case.name
+        start = run.attempt(f"{name}: weights", lambda case=case: init(case, sizes.dtype))
+        if start is None:
+            continue
         makers: dict[str, Callable[[], Any]] = {
             f"jax {core}": partial(JaxBlock, case, core, start, sizes.iterations)
             for core in sizes.cores
         }
         if with_torch:
-            from gpu_torch import TorchBlock
-
             for core in sizes.torch_cores:
                 makers[f"torch {core}"] = partial(
-                    TorchBlock, case, core, sizes.compiler, start, sizes.iterations
+                    _torch_block, case, core, sizes.compiler, start, sizes.iterations
                 )
         systems, results = {}, {}
         for system, make in makers.items():
@@ -187,6 +199,7 @@ def blocks(run: Run, sizes: Sizes, needed: float) -> None:
             lambda systems=systems: by_turns(
                 {system: made.seconds for system, made in systems.items()}, sizes.rounds
             ),
+            ROUNDS if needed else 0.0,
         )
         found.append(
             {
@@ -198,6 +211,13 @@ def blocks(run: Run, sizes: Sizes, needed: float) -> None:
             }
         )
         run.save("blocks", found)
+
+
+def _torch_block(*arguments: Any) -> Any:
+    """A block of torch, which may be there and yet fail to start."""
+    from gpu_torch import TorchBlock
+
+    return TorchBlock(*arguments)
 
 
 def with_results(system: Any) -> tuple[Any, list[np.ndarray]]:
@@ -229,6 +249,8 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.json"))
     parser.add_argument("--limit", type=float, default=450.0, help="seconds (default: 450)")
     options = parser.parse_args()
+    if not options.out.parent.is_dir():
+        parser.error(f"--out={options.out}: there is no folder {options.out.parent}")
     sizes, run = SMALL if options.small else FULL, Run(options.out, options.limit)
     needed = dict.fromkeys(PARTS, 0.0) if options.small else NEEDED
     parts: dict[str, Callable[[], Any]] = {

@@ -75,8 +75,9 @@ def _heads(block: str, p: Params, state: Any) -> tuple[State, State]:
         return state[:1], state[1:]
     if block == "vit22b":
         *before, (q, k, v) = state
-        scale = p["attention"]["qk_norm"]
-        return tuple(before), (rms_norm(scale["query"], q), rms_norm(scale["key"], k), v)
+        norm = p["attention"]["qk_norm"]
+        q, k = rms_norm(norm["query_scale"], q), rms_norm(norm["key_scale"], k)
+        return tuple(before), (q, k, v)
     return state[:1], tuple(state[1])
 
 

@@ -18,8 +18,8 @@ from optimus_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
+from optimus_jax.cost.analytic import transformer
 from optimus_jax.cost.flops import layer_flops_forward
-from optimus_jax.cost.transformer import Transformer
 
 METHOD, PLAIN = "filled", "fsdp"  # on one device, `fsdp` is the sequential model under plain jit
 BACKWARD = 3  # forwards that a backward takes: it computes its layer again
@@ -94,8 +94,7 @@ def task_flops(config: Config) -> dict[str, float]:
     rows, model = config.microbatch_rows, config.model
 
     def layers(part: EncoderConfig | LlmConfig, length: int) -> float:
-        sizes = Transformer("", part.layers, part.width, part.heads, part.hidden)
-        return rows * part.layers * layer_flops_forward(sizes, length)
+        return rows * part.layers * layer_flops_forward(transformer(part), length)
 
     llm, encoder = layers(model.llm, model.sequence), layers(model.encoder, model.image_tokens)
     return {

@@ -78,7 +78,7 @@ class Block(nn.Module):
             qkv = self.dense("attention_qkv", x).view(rows, length, 3, self.heads, self.head)
             q, k, v = qkv.unbind(2)
         if self.kind == "vit22b":
-            query, key = (self.weights[f"attention_qk_norm_{x}"] for x in ("query", "key"))
+            query, key = (self.weights[f"attention_qk_norm_{x}_scale"] for x in ("query", "key"))
             q = F.rms_norm(q, query.shape, query, eps=EPSILON)
             k = F.rms_norm(k, key.shape, key, eps=EPSILON)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))

@@ -11,11 +11,15 @@ Medians and quartiles of the rounds, and the ratio of the medians.
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
+import sys
 import time
 
 import jax
 import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 
 from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.comparison import Bench

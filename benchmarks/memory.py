@@ -13,11 +13,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
+import sys
 import time
 from typing import Any
 
 import jax
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 
 from optimus_jax.config import (
     Config,
@@ -128,7 +132,7 @@ def measure(config: Config) -> Outcome:
     start = time.perf_counter()
     compiled = lowered.compile()
     seconds, hlo = time.perf_counter() - start, compiled.as_text()
-    return Outcome(table, measured_bytes(compiled), seconds, len(hlo), hlo.count(" = "))
+    return Outcome(table, measured_bytes(compiled)["total"], seconds, len(hlo), hlo.count(" = "))
 
 
 def values(found: dict[str, Outcome]) -> dict[str, Any]:

@@ -5,7 +5,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh
 
-XLA_FLAGS="$(.venv/bin/python -m optimus_jax.xla_flags --export)"
-export XLA_FLAGS
 .venv/bin/python -m optimus_jax.train --config=configs/digits.py "$@"
 .venv/bin/python -m optimus_jax.evaluate --config=configs/digits.py "$@"

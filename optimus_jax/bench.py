@@ -19,7 +19,7 @@ from optimus_jax.cost.analytic import analytic
 from optimus_jax.errors import UserError
 from optimus_jax.measure import start
 from optimus_jax.plan.plan import BALANCED, pipeline_for
-from optimus_jax.schedule.methods import FSDP, METHODS
+from optimus_jax.schedule.methods import FSDP, METHODS, schedule
 from optimus_jax.schedule.task import ScheduleError
 
 command.define_config("configs/bench.py")
@@ -67,13 +67,18 @@ def main() -> int:
 
 def runnable(config: Config) -> list[str]:
     """The methods with a schedule that run a configuration."""
-    return [name for name in METHODS if name != BALANCED or not _why_not_balanced(config)]
+    return [name for name in METHODS if not _why_not(config, name)]
 
 
-def _why_not_balanced(config: Config) -> str | None:
-    """Why no pipeline of encoder and LLM together can be cut, in words; None if one can."""
+def _why_not(config: Config, method: str) -> str | None:
+    """Why a method makes no schedule of this configuration, in words; None if it does. A checked
+    configuration has one of every method but `balanced`, or where encoder state has a cap."""
+    if method != BALANCED and not config.parallel.encoder_cap:
+        return None
+    costs = analytic(config)
     try:
-        pipeline_for(config, analytic(config), BALANCED)
+        pipe = pipeline_for(config, costs, method)
+        schedule(method, config.parallel.order, pipe, costs.durations(config, pipe))
     except ScheduleError as error:
         return str(error)
     return None
@@ -87,8 +92,9 @@ def wrong_methods(methods: list[str], config: Config, emulate: bool = False) -> 
         for name in methods
         if name not in valid
     ]
-    if BALANCED in methods and (why := _why_not_balanced(config)):
-        wrong.append(f"--methods: {why}; leave {BALANCED} out or change the plan")
+    for name in methods:
+        if name in METHODS and (why := _why_not(config, name)):
+            wrong.append(f"--methods: {why}; leave {name} out or change the plan")
     if FSDP in methods and emulate:
         wrong.append(f"--methods: {FSDP} has no tasks that could sleep; leave it out or --emulate")
     if FSDP in methods and config.train.batch % config.parallel.devices:

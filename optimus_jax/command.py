@@ -21,6 +21,7 @@ from optimus_jax.errors import UserError as UserError
 from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.cluster_checks import from_config_dict as cluster_from_config_dict
 from optimus_jax.plan.cluster_checks import is_cluster
+from optimus_jax.schedule.notation import ScheduleError
 
 flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
 
@@ -64,15 +65,26 @@ def costs() -> Costs | None:
         raise UserError(f"--costs={name}: {error}") from None
 
 
-def run(main: Callable[[], int | None]) -> NoReturn:
+_takes_clusters = False  # whether the command that runs plans clusters too
+
+
+def run(
+    main: Callable[[], int | None], takes_clusters: bool = False, runs_here: bool = True
+) -> NoReturn:
     """Parses the command line and ends the process with main's exit code. 2 for a wrong command
-    line, 130 for Ctrl-C; both without a traceback."""
+    line, 130 for Ctrl-C; both without a traceback.
+
+    With `takes_clusters` the configuration may be a cluster's, which `job` returns. Without
+    `runs_here` nothing runs on this machine's devices, and XLA_FLAGS stays what the user has set.
+    """
+    global _takes_clusters
+    _takes_clusters = takes_clusters
     logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
     try:
         if "--help" in sys.argv[1:]:
             print(_help())
             sys.exit(0)
-        if not _takes_clusters:  # planning needs no jax
+        if runs_here:
             xla_flags.apply()
         _parse(sys.argv)
         code = main() or 0
@@ -80,6 +92,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = _complain([f"{len(error.errors)} error(s) in the configuration:", *error.errors])
     except (UserError, flags.Error) as error:
         code = _complain([str(error)])
+    except ScheduleError as error:
+        code = _complain([f"there is no plan for this configuration: {error}"])
     except KeyboardInterrupt:
         code = _complain(["interrupted"], 130)
     sys.stdout.flush()
@@ -222,15 +236,6 @@ def _made(values: ConfigDict) -> Config | Cluster:
             " python -m optimus_jax.plan answers; other commands take a training run's"
         )
     return cluster_from_config_dict(given)
-
-
-_takes_clusters = False
-
-
-def take_clusters() -> None:
-    """Lets this command have a cluster's configuration, which `job` returns."""
-    global _takes_clusters
-    _takes_clusters = True
 
 
 def job() -> Config | Cluster:

@@ -4,7 +4,7 @@ Says of each collective of the LLM which kernels were scheduled between its star
 how many of them are the encoder's, then memory, XLA's own predicted times, and what was not
 overlapped. The XLA flags are those of a run on such GPUs (optimus_jax.xla_flags). --pairing=off and
 --control compile again, to compare. Needs no GPU; the compiler goes into .venv-gpu, which the first
-call builds (about a minute, 1.2 GB).
+call builds (about a minute, 1.1 to 1.4 GB).
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def main() -> int:
     from optimus_jax.gpu.compilation import compile_step, compile_synchronous
     from optimus_jax.plan.plan import make_plan
     from optimus_jax.runtime.abstract_step import traced_step
+    from optimus_jax.runtime.memory import memory_table
 
     program, devices = make_plan(config).program, gpus.devices()
-    lowered = traced_step(config, program, devices)[1].lower()
+    executor, traced = traced_step(config, program, devices)
+    table, lowered = memory_table(executor, traced), traced.lower()
     found = {report.PLANNED: compile_step(lowered)}
     if options.hlo:
         pathlib.Path(options.hlo).write_text(found[report.PLANNED].hlo)
@@ -60,8 +62,10 @@ def main() -> int:
         found[report.CONTROL] = compile_synchronous(lowered)
     passes = runs.passes(program)
     command.say(report.text(gpus, found, passes))
+    command.say(f"\nmemory that the plan predicted, beside which XLA's own stands above\n{table}")
     if options.json:
-        command.emit(report.values(gpus, found, passes))
+        predicted = {"predicted_memory_bytes": table.total}
+        command.emit({**report.values(gpus, found, passes), **predicted})
     return 0
 
 
@@ -76,11 +80,13 @@ def check_devices(config: Config, gpus: Target) -> None:
 
 
 def check_folder(name: str) -> None:
-    """Raises UserError if the file has no folder to be written to."""
-    folder = pathlib.Path(name).parent
-    if name and not folder.is_dir():
-        raise UserError(f"--hlo={name}: there is no folder {folder}")
+    """Raises UserError if the file cannot be written."""
+    path = pathlib.Path(name)
+    if name and not path.parent.is_dir():
+        raise UserError(f"--hlo={name}: there is no folder {path.parent}")
+    if name and path.is_dir():
+        raise UserError(f"--hlo={name}: is a folder; name a file in it")
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, runs_here=False)

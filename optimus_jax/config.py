@@ -127,9 +127,9 @@ class ParallelConfig:
     `sequence_parallel` cuts what lies between a layer's products over the tensor axis too. `zero`
     cuts master weights and optimiser state over replicas (ZeRO-1). `recompute` says which
     activations a backward computes again: "full", "selective" or "none". `gradients` is the dtype
-    in which they are summed over microbatches. At most `encoder_cap` microbatches at a time have
-    encoder activations on a device (0: any number). With `fuse`, encoder layers may run inside the
-    LLM's, beside its tensor-parallel collectives.
+    in which they are summed over microbatches. A device holds encoder activations of at most its
+    pipeline's even share of `encoder_cap` microbatches at a time (0: of any number). With `fuse`,
+    encoder layers may run inside the LLM's, beside its tensor-parallel collectives.
     """
 
     dp: int

@@ -87,11 +87,17 @@ def _words(config: Any) -> Iterator[str]:
             yield f"config.{path}: unknown {word!r}{did_you_mean(word, list(words))}"
 
 
+# What modules, the stacked layers of one and a norm in them are called in the weights' names.
+RESERVED = "llm", "layers", "qk_norm"
+
+
 def _names(config: Any) -> Iterator[str]:
     first = next(iter(config.model.encoders))
     for name in config.model.more_encoders:
-        if name in (first, "llm"):
+        if name in (first, *RESERVED):
             yield f"config.model.more_encoders.{name}: the name is taken; any other would do"
+        elif not name.isidentifier():
+            yield f"config.model.more_encoders: {name!r} must be a name of letters, digits and _"
     valid = list(config.model.more_encoders)
     for name in config.parallel.more_encoders:
         if name not in valid:

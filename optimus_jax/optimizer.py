@@ -33,7 +33,7 @@ def _decays(params: Params) -> Params:
 
     def one(path: tuple[Any, ...], _: Any) -> bool:
         name = path[-1].key
-        return not name.endswith("bias") and name not in ("scale", "position")
+        return not name.endswith(("bias", "scale", "position"))
 
     return jax.tree_util.tree_map_with_path(one, params)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from optimus_jax.config_checks import at, divisors, encoders, multiples, nearest
 from optimus_jax.data import sources, tokens
+from optimus_jax.schedule.methods import FUSING
 
 
 class Placed(NamedTuple):
@@ -176,7 +177,7 @@ def _cap(config: Any) -> Iterator[str]:
     p = config.parallel
     if p.encoder_cap < 0:
         yield f"config.parallel.encoder_cap: must not be negative, got {p.encoder_cap}"
-    elif 0 < p.encoder_cap < p.microbatches and p.method in ("phased", "coarse"):
+    elif 0 < p.encoder_cap < p.microbatches and p.method == "phased":
         yield (
             f"config.parallel.encoder_cap: {p.method} keeps encoder activations of all"
             f" {p.microbatches} microbatches, not of {p.encoder_cap}; {p.microbatches} would do, or"
@@ -199,6 +200,11 @@ def _fuse(config: Any) -> Iterator[str]:
         yield (
             "config.parallel.fuse: tp 1 has no tensor-parallel collectives to hide encoder work"
             " behind; tp 2 or more has, or fuse=False"
+        )
+    elif p.fuse and p.method not in FUSING:
+        yield (
+            f"config.parallel.fuse: {p.method} makes no fused tasks; {' and '.join(FUSING)} do, or"
+            " fuse=False"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from optimus_jax.config import Config
 from optimus_jax.files import replace_text
 from optimus_jax.metrics import Stopwatch
-from optimus_jax.plan.plan import Plan, make_plan
+from optimus_jax.plan.plan import Plan
 from optimus_jax.schedule.bubbles import CAUSE_WORDS
 from optimus_jax.schedule.visualize import text_grid
 from optimus_jax.tables import table_text
@@ -75,7 +75,7 @@ def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -
 def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> dict[str, Any]:
     """What the timeline page of a training run shows: its method, and the LLM alone."""
     method = config.parallel.method
-    plans = {method: plan, "text_only": make_plan(config, plan.costs, "text_only")}
+    plans = {method: plan, "text_only": plan.llm_alone}
     quartiles = values["measured_quartiles_s"]
     iqr = quartiles[1] - quartiles[0] if quartiles else None
     own = values["measured_step_s"], iqr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import pathlib
 import signal
@@ -18,6 +19,9 @@ from optimus_jax.config import Config
 command.define_config()
 command.define_costs()
 flags.DEFINE_string("plan", None, "A plan.json that python -m optimus_jax.plan --out=DIR wrote.")
+flags.DEFINE_string(
+    "plan_method", "", "Which of its methods to run (default: the recommended one)."
+)
 
 
 def main() -> int:
@@ -62,27 +66,26 @@ def make_plan(config: Config) -> Any:
     """The plan that --plan names, or that of the configuration and of the costs that the command
     line names.
 
-    Raises UserError if there is none, such as for a method that needs more than encoder_cap.
+    Raises ScheduleError if there is none, such as for a method that needs more than encoder_cap.
     """
     from optimus_jax.plan import plan
     from optimus_jax.plan.execution import planned
-    from optimus_jax.schedule.task import ScheduleError
 
-    try:
-        if execution := _execution():
-            return planned(config, execution, command.costs())
-        return plan.make_plan(config, command.costs())
-    except ScheduleError as error:
-        raise command.UserError(f"there is no plan for this configuration: {error}") from error
+    if execution := _execution():
+        return planned(config, execution, command.costs())
+    return plan.make_plan(config, command.costs())
 
 
+@functools.cache
 def _execution() -> Any:
     """What --plan names, None without it. Raises UserError if the file holds no plan."""
     if "plan" not in flags.FLAGS or not flags.FLAGS.plan:  # other commands train without the flag
+        if "plan" in flags.FLAGS and flags.FLAGS.plan_method:
+            raise command.UserError("--plan_method: says which method of --plan, which is missing")
         return None
     from optimus_jax.plan.execution import load_execution
 
-    return load_execution(flags.FLAGS.plan)
+    return load_execution(flags.FLAGS.plan, flags.FLAGS.plan_method)
 
 
 def train(config: Config, workdir: pathlib.Path) -> int:
@@ -98,6 +101,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.runtime.trainer import Trainer
 
     plan = make_plan(config)
+    agree(plan)
     executor = Executor.of(config, plan.program.slots, jax.devices(), plan.pipeline)
     trainer = Trainer(executor, config.train)
     checkpoints = Checkpoints(workdir, config)
@@ -210,6 +214,22 @@ def agreed_step(step: int, workdir: pathlib.Path) -> int:
                 " --workdir must be one folder that all of them share"
             )
     return step
+
+
+def agree(plan: Any) -> None:
+    """Raises UserError in every process if they have different plans, such as from different
+    files: each would wait for what no other sends."""
+    from optimus_jax.parallel.agreement import gather
+
+    program = plan.program
+    tables = program.table, program.pattern, program.prologue, program.epilogue
+    digest = hashlib.sha256(repr(program.slots).encode())
+    for table in tables:
+        digest.update(table.tobytes())
+    if len(set(gather(digest.hexdigest()))) > 1:
+        raise command.UserError(
+            "processes have different plans: --config, --plan and --costs must name the same on all"
+        )
 
 
 def last_loss(workdir: pathlib.Path) -> float:

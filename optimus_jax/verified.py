@@ -99,7 +99,7 @@ def grid_cases(plan: SmallPlan) -> list[Case]:
 
 
 def drawn_cases(plan: SmallPlan) -> list[Case]:
-    """Three methods for each drawn plan, those that it can run for each other."""
+    """Three methods for each drawn plan; for balanced and capped ones the one they are made for."""
     methods = ("encoder_first", "phased", "filled")
     if plan.balanced:
         methods = ("balanced",)

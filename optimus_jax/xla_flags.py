@@ -4,11 +4,11 @@
     XLA_FLAGS="$(python -m optimus_jax.xla_flags --export)"
 
 XLA ends the process at a flag that it does not know and at a value that it cannot read. So every
-command calls `apply` before jax is imported: it says in words what is wrong with the user's
-XLA_FLAGS, and adds the flags of TABLE that the user has not set. Asynchronous collectives, their
-high-priority stream and the speed-of-light latency estimator are XLA's defaults and not repeated
-here; scheduling groups are annotations of the program, no version has a flag for them. On a CPU
-the table is empty: nothing measured speaks for a flag.
+command that runs a step calls `apply` before jax is imported: it says in words what is wrong with
+the user's XLA_FLAGS, and adds the flags of TABLE that the user has not set. Asynchronous
+collectives, their high-priority stream and the speed-of-light latency estimator are XLA's defaults
+and not repeated here; scheduling groups are annotations of the program, no version has a flag for
+them. On a CPU the table is empty: nothing measured speaks for a flag.
 """
 
 from __future__ import annotations

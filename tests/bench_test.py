@@ -86,24 +86,28 @@ WORDS = ["balanced", "fsdp"]
     [
         ({}, {"balanced": "", "fsdp": ""}),
         ({"ears": True}, {"balanced": "--methods: balanced runs one encoder, the model has 2"}),
-        ({"batch": 42}, {"fsdp": "42 rows do not divide among 4 devices"}),
+        (
+            {"cap": 2},
+            dict.fromkeys(("encoder_first", "phased"), "needs a cap of at least 4")
+            | {"coarse": "needs a cap of at least 6"},
+        ),
+        ({"batch": 42}, {"fsdp": "42 rows do not divide among 4;"}),
     ],
 )
 def test_methods_that_do_not_run_a_configuration_are_refused_in_words(
     settings: dict[str, Any], wanted: dict[str, str]
 ) -> None:
     config = config_of(**settings)
-    for method in WORDS:
+    for method in {*WORDS, *wanted}:
         found = wrong_methods(["text_only", method], config)
         if wanted.get(method):
             assert len(found) == 1 and wanted[method] in found[0]
         else:
             assert found == []
-    assert ("balanced" in runnable(config)) == (not wanted.get("balanced"))
-    assert set(METHODS) - {"balanced"} <= set(runnable(config))
+    assert set(runnable(config)) == set(METHODS) - {name for name, why in wanted.items() if why}
 
 
-def config_of(ears: bool = False, layers: int = 3, batch: int = 80) -> Config:
+def config_of(ears: bool = False, layers: int = 3, batch: int = 80, cap: int = 0) -> Config:
     """Four devices: two replicas of two stages; `layers` of the encoder."""
     values = get_config("pp2_m4").to_dict()
     values["model"]["encoder"]["layers"] = layers
@@ -111,6 +115,7 @@ def config_of(ears: bool = False, layers: int = 3, batch: int = 80) -> Config:
     if ears:
         values["model"] |= {"more_encoders": {"ears": own}, "audio_frames": 16, "audio_bands": 5}
     values["parallel"]["dp"] = 2
+    values["parallel"]["encoder_cap"] = cap
     values["train"]["batch"] = 80
     config = from_config_dict(values)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))

@@ -55,12 +55,13 @@ def run_here(
     command.define_config()
     monkeypatch.chdir(ROOT)
 
-    def run(main: Callable[[], int | None], *words: str) -> Done:
+    def run(main: Callable[[], int | None], *words: str, **options: bool) -> Done:
         monkeypatch.setattr(sys, "argv", ["prog", *words])
         with pytest.raises(SystemExit) as ended:
-            command.run(main)
+            command.run(main, **options)
         return Done(ended.value.code, *capsys.readouterr())
 
     with flagsaver.flagsaver():
+        flags.FLAGS.set_default("config", command.DEFAULT_CONFIG)  # whatever other tests imported
         yield run
     flags.FLAGS.unparse_flags()

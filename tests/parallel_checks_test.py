@@ -51,6 +51,7 @@ def test_the_plan_is_taken(values: dict[str, Any]) -> None:
     assert config.model.sequence == 64 + 6 + 10
 
 
+SOUND = {"layers": 2, "width": 24, "heads": 2, "hidden": 32, "patch": 4, "input": "audio"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel.encoder.pp": 3},
@@ -134,6 +135,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"parallel.tp": 1, "parallel.fuse": True, "parallel.encoder.tp": 1},
         "parallel.fuse: tp 1 has no tensor-parallel collectives to hide encoder work behind; tp 2"
         " or more has, or fuse=False",
+    ),
+    (
+        {"parallel.fuse": True, "parallel.method": "phased"},
+        "parallel.fuse: phased makes no fused tasks; filled_whole and filled do, or fuse=False",
+    ),
+    (
+        {"model.more_encoders": {"layers": SOUND}, "parallel.more_encoders": {}},
+        "model.more_encoders.layers: the name is taken; any other would do",
+    ),
+    (
+        {"model.more_encoders": {"a b": SOUND}, "parallel.more_encoders": {}},
+        "model.more_encoders: 'a b' must be a name of letters, digits and _",
     ),
     ({"model.llm.kv_heads": -2}, "model.llm.kv_heads: must not be negative, got -2"),
     (

@@ -190,6 +190,7 @@ def test_too_many_processes_are_refused_with_the_plans_sizes(
     monkeypatch.setattr(cluster, "initialize", lambda: None)
     monkeypatch.setattr(os, "_exit", sys.exit)
     words = ["parallel.tp=2", "parallel.dp=2", "model.vocabulary=84", "model.text_length=10"]
+    words.append("train.batch=64")
     done = run_here(train.main, *(f"--config.{w}" for w in words), f"--workdir={tmp_path}")
     assert done.code == 2
     assert done.err == (

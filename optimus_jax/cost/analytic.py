@@ -86,13 +86,14 @@ class _Rates:
         sizes = transformer(part)
         flops = positions / length * layer_flops_forward(sizes, length) / shards
         scores = 2 * positions * length * sizes.width / shards
-        again = {"full": flops, "selective": scores, "none": 0.0}[recompute]
+        extra = {"full": flops, "selective": scores, "none": 0.0}[recompute]
         state = positions * sizes.width * BYTES[self.dtype]
         both = 2 * self.shared(state, shards, 1)  # a sum, or a gather and a scatter
         forward = both * (1 if sizes.parallel_block else 2)
-        backward = forward * (2 if recompute == "full" else 1)
+        gathers = 0.5 if sequence_parallel else 0.0  # no policy keeps what they give
+        backward = forward * (2 if recompute == "full" else 1 + gathers)
         waiting = Pass(forward, backward)
-        own = Pass(self.seconds(flops), self.seconds(2 * flops + again))
+        own = Pass(self.seconds(flops), self.seconds(2 * flops + extra))
         return Pass(own.forward + forward, own.backward + backward), waiting
 
     def dense(self, positions: float, *widths: int, shards: int = 1) -> Pass:

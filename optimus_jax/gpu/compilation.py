@@ -13,6 +13,7 @@ import jax
 from optimus_jax.gpu import predicted
 from optimus_jax.gpu.predicted import Timed
 from optimus_jax.gpu.windows import Collective, collectives
+from optimus_jax.runtime.memory import measured_bytes
 
 # jax 0.12 replaces small all-reduces by kernels of its own, which the first option leaves alone;
 # jax 0.10 has none, and does not know the option.
@@ -41,7 +42,7 @@ def compile_step(lowered: Any, options: dict[str, Any] | None = None) -> Compile
         seconds = time.monotonic() - began
         timed = predicted.read(pathlib.Path(name))
     hlo = compiled.as_text()
-    return Compiled(hlo, seconds, memory(compiled), collectives(hlo), timed)
+    return Compiled(hlo, seconds, measured_bytes(compiled), collectives(hlo), timed)
 
 
 def compile_synchronous(lowered: Any) -> Compiled:
@@ -52,15 +53,3 @@ def compile_synchronous(lowered: Any) -> Compiled:
         if "No such compile option" not in str(error):
             raise
         return compile_step(lowered, SYNCHRONOUS)
-
-
-def memory(compiled: Any) -> dict[str, int]:
-    """Bytes on each device, by use. Outputs that take the place of arguments count once, in the
-    arguments."""
-    m = compiled.memory_analysis()
-    parts = {
-        "arguments": m.argument_size_in_bytes,
-        "outputs": m.output_size_in_bytes - m.alias_size_in_bytes,
-        "temporaries": m.temp_size_in_bytes,
-    }
-    return {**parts, "total": sum(parts.values())}

@@ -74,6 +74,8 @@ def environment(version: str = "") -> Environment:
 
     Raises UserError if that needs a newer Python than there is.
     """
+    if not re.fullmatch(rf"|{NEWEST}|\d+(\.\d+)+", version):
+        raise UserError(f"--jax={version}: give a version such as 0.10.2, or {NEWEST}")
     own = metadata.version("jax")
     assembler = () if has_toolkit() else ASSEMBLER
     if version in ("", own):

@@ -18,13 +18,12 @@ Message = dict[str, list[Any]]  # a field's values: messages, or scalars as text
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A computation that was timed: microseconds of one pass, those of them in which no kernel
-    runs, and the name stacks of what it launches."""
+    """A computation that was timed: microseconds of one pass, and those of them in which no kernel
+    runs."""
 
     name: str
     us: float
     idle_us: float
-    op_names: tuple[str, ...]
 
 
 def read(folder: pathlib.Path) -> list[Timed]:
@@ -38,29 +37,23 @@ def timed_computations(dump: str) -> list[Timed]:
     """The computations of a dump, in its order."""
     message = parse(dump)
     names: dict[str, str] = {}
-    instructions: dict[str, Message] = {}
     for module in message["hlo_module"]:
         for computation in module.get("computations", []):
             names[_text(computation, "id")] = _text(computation, "name")
-            for op in computation.get("instructions", []):
-                instructions[_text(op, "id")] = op
     return [
-        _timed(names[_text(schedule, "computation_id")], schedule, instructions)
+        _timed(names[_text(schedule, "computation_id")], schedule)
         for schedule in message.get("computation_schedules", [])
     ]
 
 
-def _timed(name: str, schedule: Message, instructions: dict[str, Message]) -> Timed:
+def _timed(name: str, schedule: Message) -> Timed:
     scale = float(_text(schedule, "cycles_per_microsecond", "1"))
-    spans, op_names = [], []
+    spans = []
     for row in schedule.get("instructions", []):
         begin = float(_text(row, "start_timestamp_cycles", "0")) / scale
         end = float(_text(row, "end_timestamp_cycles", "0")) / scale
         spans.append((begin, end))
-        for metadata in instructions[_text(row, "id")].get("metadata", []):
-            if op_name := _text(metadata, "op_name"):
-                op_names.append(op_name)
-    return Timed(name, max((end for _, end in spans), default=0.0), _idle(spans), tuple(op_names))
+    return Timed(name, max((end for _, end in spans), default=0.0), _idle(spans))
 
 
 def _idle(spans: list[tuple[float, float]]) -> float:

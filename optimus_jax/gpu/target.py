@@ -34,7 +34,9 @@ class Gpu:
     links: int
 
 
-# openxla/xla, xla/backends/gpu/target_config/specs/{a100_sxm_80,h100_sxm,h200,b200}.txtpb. The
+# Memory is what a driver shows, a little more than the vendor's round figure, with which the
+# planner counts (cost/hardware.py). From openxla/xla,
+# xla/backends/gpu/target_config/specs/{a100_sxm_80,h100_sxm,h200,b200}.txtpb. The
 # A100's has no links and no PCIe bandwidth: NVLink 3 has 12 links, PCIe 4.0 x16 31.5 GB/s.
 GPUS: dict[str, Gpu] = {
     "a100": Gpu(

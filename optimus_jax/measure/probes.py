@@ -13,18 +13,17 @@ import numpy as np
 
 from optimus_jax.schedule.program import (
     KINDS,
-    Columns,
     EncoderSlots,
     Payload,
     Program,
     Shape,
     Slots,
     alphabet,
+    columns_of,
 )
 from optimus_jax.schedule.task import Kind, Pipeline
 
 Row = dict[str, int]
-INSIDE = {Kind.F: Kind.EF, Kind.B: Kind.EB}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,7 @@ def probes(pipe: Pipeline, repeats: int, fuse: bool = False) -> list[Probe]:
             add("projector", often, begin=end, end=end, projects=True)
     if fuse:
         inside = fused_layers(pipe)
-        for kind in INSIDE:
+        for kind in (Kind.F, Kind.B):
             found.append(Probe(f"{kind} fused", kind, repeats, layers=most, end=inside, fused=True))
     for payload in dict.fromkeys(p.payload for p in alphabet(pipe) if p.links):
         found.append(Probe(exchange(payload), None, 2 * often, moved=payload))
@@ -110,7 +109,7 @@ def program(probe: Probe | None, pipe: Pipeline, shape: Shape, run: bool) -> Pro
     Microbatches, chunks and slots of saved inputs change from one time to the next, as they do in
     training. Raises ValueError if there are too few ticks.
     """
-    at = Columns(pipe)
+    at = columns_of(pipe)
     rows, pattern = _prepared(probe, pipe, shape.slots), 0
     if probe is not None and probe.kind is None:
         # a task before each exchange, with and without it: so it is in training, and devices that
@@ -192,7 +191,7 @@ def _task(probe: Probe, pipe: Pipeline, slots: Slots, k: int) -> Row:
         names = ("send", "receive") if probe.moved.content == "llm" else ("e_send", "e_receive")
         row.update(dict.fromkeys(names, 0))
     if probe.fused:
-        row.update(_encoder_task(probe, INSIDE[kind], pipe, slots, k))
+        row.update(_encoder_task(probe, kind.inside, pipe, slots, k))
     return row
 
 

@@ -94,4 +94,4 @@ def _up(p: Params, state: State, region: Region) -> State:
 def _down(p: Params, state: State, region: Region) -> State:
     x_BTD, hidden_BTF = state
     down_BTD = region.leave(dense(hidden_BTF, p["mlp"]["down"]))
-    return (x_BTD + region.keep("mlp_down", down_BTD),)
+    return (x_BTD + down_BTD,)

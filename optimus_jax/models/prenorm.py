@@ -70,4 +70,4 @@ def _up(p: Params, state: State, region: Region) -> State:
 def _down(p: Params, state: State, region: Region) -> State:
     x_BTD, hidden_BTF = state
     down_BTD = region.leave(dense(hidden_BTF, p["mlp"]["down"])) + p["mlp"]["down_bias"]
-    return (x_BTD + region.keep("mlp_down", down_BTD),)
+    return (x_BTD + down_BTD,)

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 Tree = Any
 
-# What a backward finds saved, by recompute policy. A layer's last product, `mlp_down`, is in none:
-# no gradient needs it, and the next layer's input, which contains it, is saved anyway.
+# The activations that a forward saves, by recompute policy. What lies between them (norms, the
+# MLP's activation function, gathers over tensor shards) a backward computes again under each of
+# them. No gradient needs a layer's last product, and the next layer's input, which contains it, is
+# saved anyway.
 POLICIES: dict[str, tuple[str, ...]] = {
     "full": (),
     "selective": ("qkv_proj", "attention", "out_proj", "mlp_up"),
@@ -58,8 +60,7 @@ class Region:
 
     def keep(self, name: str, x: Tree) -> Tree:
         """A named activation (an array or a tuple of them) that a recompute policy may save:
-        qkv_proj, scores (after the softmax), attention (mixed values), out_proj, mlp_up, mlp_down.
-        """
+        qkv_proj, scores (after the softmax), attention (mixed values), out_proj, mlp_up."""
         return x
 
 

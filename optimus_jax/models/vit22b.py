@@ -25,8 +25,8 @@ class QkNorm(nnx.Module):
     """Scales that all heads share."""
 
     def __init__(self, head: int):
-        self.query = constant((head,), (None,), 1.0)
-        self.key = constant((head,), (None,), 1.0)
+        self.query_scale = constant((head,), (None,), 1.0)
+        self.key_scale = constant((head,), (None,), 1.0)
 
 
 class Attention(nnx.Module):
@@ -58,8 +58,9 @@ class Block(nnx.Module):
 def pieces(causal: bool) -> tuple[Piece, ...]:
     def mix(p: Params, state: State, region: Region) -> State:
         x_BTD, normed_BTD, (q_BNTH, k_BNTH, v_BNTH) = state
-        scale = p["attention"]["qk_norm"]
-        q_BNTH, k_BNTH = rms_norm(scale["query"], q_BNTH), rms_norm(scale["key"], k_BNTH)
+        norm = p["attention"]["qk_norm"]
+        q_BNTH = rms_norm(norm["query_scale"], q_BNTH)
+        k_BNTH = rms_norm(norm["key_scale"], k_BNTH)
         return x_BTD, normed_BTD, attend(q_BNTH, k_BNTH, v_BNTH, causal, region)
 
     return _qkv, mix, _up, _down
@@ -81,4 +82,4 @@ def _up(p: Params, state: State, region: Region) -> State:
 def _down(p: Params, state: State, region: Region) -> State:
     x_BTD, mixed_BTD, hidden_BTF = state
     both_BTD = join_heads(mixed_BTD, p["attention"]["out"]) + dense(hidden_BTF, p["mlp"]["down"])
-    return (x_BTD + region.keep("mlp_down", region.leave(both_BTD) + p["bias"]),)
+    return (x_BTD + region.leave(both_BTD) + p["bias"],)

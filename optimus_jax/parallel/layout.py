@@ -15,6 +15,10 @@ from optimus_jax.parallel.tensor import is_partial
 
 Tree = Any
 
+# Weights below this many bytes on a device stay whole under ZeRO: to gather so little would cost
+# more time than it saves memory.
+SHARDED = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

@@ -15,7 +15,6 @@ from typing import Any
 from absl import flags
 
 from optimus_jax import command, report
-from optimus_jax.errors import UserError
 from optimus_jax.files import replace_text
 from optimus_jax.plan import answer_page, answer_report
 from optimus_jax.plan.answer import answer as answer_to
@@ -24,11 +23,9 @@ from optimus_jax.plan.execution import KEY, of_plan, written
 from optimus_jax.plan.outcome import Answer
 from optimus_jax.plan.plan import make_plan
 from optimus_jax.plan.realisation import execution_text, execution_values
-from optimus_jax.schedule.task import ScheduleError
 
 command.define_config()
 command.define_costs()
-command.take_clusters()
 flags.DEFINE_string(
     "out", None, "Folder for plan.json, of a cluster also for answer, trace and timeline.html."
 )
@@ -67,10 +64,7 @@ def main() -> int:
 
 def cluster(job: Cluster) -> int:
     """Answers for a cluster."""
-    try:
-        answer = answer_to(job)
-    except ScheduleError as error:
-        raise UserError(str(error)) from None
+    answer = answer_to(job)
     command.say(answer_report.text(answer))
     if flags.FLAGS.out:
         folder = pathlib.Path(flags.FLAGS.out)
@@ -101,4 +95,4 @@ def write_plan(plan: dict[str, Any], folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, takes_clusters=True, runs_here=False)

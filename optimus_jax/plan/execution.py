@@ -14,8 +14,7 @@ from optimus_jax.config_checks import ConfigError
 from optimus_jax.cost.analytic import analytic
 from optimus_jax.cost.costs import Costs
 from optimus_jax.errors import UserError
-from optimus_jax.plan.plan import Plan
-from optimus_jax.schedule.bubbles import bubble_report
+from optimus_jax.plan.plan import Plan, predicted
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import METHODS
 from optimus_jax.schedule.program import Program
@@ -114,7 +113,7 @@ def load_execution(path: str | pathlib.Path, method: str = "") -> Execution:
         raise UserError(f"{path}: no {KEY!r}; python -m optimus_jax.plan --out=DIR writes one")
     method = method or str(part.get("method"))
     found = part["methods"].get(method)
-    if found is None:
+    if not isinstance(found, dict):
         raise UserError(f"{path}: no method {method!r}, only {', '.join(part['methods'])}")
     if "refused" in found:
         able = [name for name, one in part["methods"].items() if "refused" not in one]
@@ -169,10 +168,13 @@ def _check(execution: Execution) -> None:
     ):
         if have != of:
             raise ScheduleError(f"{have} {name}, the pipeline has {of}")
+    for name, size in (("dp", execution.dp), ("tp", execution.tp), ("rows", execution.rows)):
+        if size < 1:
+            raise ScheduleError(f"{name} must be positive, got {size}")
     for k, ((pp, tp), sizes) in enumerate(zip(execution.encoders, pipe.encoders, strict=True)):
         if pp != sizes.stages:
             raise ScheduleError(f"encoder {k} has pp {pp} and {sizes.stages} stages of layers")
-        if execution.tp % tp:
+        if tp < 1 or execution.tp % tp:
             raise ScheduleError(f"encoder {k}: tp {tp} does not divide the LLM's {execution.tp}")
 
 
@@ -237,7 +239,7 @@ def _with(config: Config, execution: Execution, encoders: Sequence[EncoderParall
     )
     found = dataclasses.replace(config, parallel=parallel)
     # its checks know the methods that a configuration can name, and count units by pipelines
-    known = execution.method if execution.method in METHODS else "filled"
+    known = "filled" if execution.fused or execution.method not in METHODS else execution.method
     checked = dataclasses.replace(parallel, method=known)
     if known == "balanced":  # which may leave the encoder's last stages empty
         checked = dataclasses.replace(checked, encoder=dataclasses.replace(encoders[0], pp=1))
@@ -260,21 +262,9 @@ def planned(config: Config, execution: Execution, costs: Costs | None = None) ->
         costs = dataclasses.replace(analytic(config), source=f"the plan of {execution.method}")
     else:
         execution = dataclasses.replace(execution, durations=costs.durations(config, pipe))
-    durations, program = execution.durations, execution.program()
     llm = tuple(
         tuple(part for task in order if (part := task.llm_part))
         for order in execution.schedule.orders
     )
-    alone = lower(Schedule(pipe, llm), durations)
-    lanes, alone_lanes = program.time(durations), alone.time(durations)
-    ends = program.end(durations), alone.end(durations)
-    return Plan(
-        costs=costs,
-        durations=durations,
-        schedule=execution.schedule,
-        program=program,
-        event_driven_s=execution.event_driven_s,
-        lanes=list(lanes),
-        alone=list(alone_lanes),
-        bubbles=bubble_report(lanes, alone_lanes, (durations, pipe), ends),
-    )
+    alone = Schedule(pipe, llm), execution.durations
+    return predicted(costs, execution.schedule, execution.durations, alone)

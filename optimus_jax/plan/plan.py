@@ -36,6 +36,12 @@ class Plan:
     lanes: list[Lane]
     alone: list[Lane]
     bubbles: BubbleReport
+    llm: tuple[Schedule, Durations]  # of the LLM alone
+
+    @property
+    def llm_alone(self) -> Plan:
+        """The plan of the LLM alone, by the same seconds."""
+        return predicted(self.costs, *self.llm, self.llm)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -67,12 +73,22 @@ def make_plan(
     """
     costs, method = costs or analytic(config), method or config.parallel.method
     pipe, order = pipe or pipeline_for(config, costs, method), config.parallel.order
-    durations = costs.durations(config, pipe)
+    durations, own = costs.durations(config, pipe), costs.durations(config)
     schedule = make_schedule(method, order, pipe, durations)
-    program = lower(schedule, durations)
+    return predicted(
+        costs, schedule, durations, (make_schedule("text_only", order, config.pipeline, own), own)
+    )
+
+
+def predicted(
+    costs: Costs, schedule: Schedule, durations: Durations, llm: tuple[Schedule, Durations]
+) -> Plan:
+    """The plan of a schedule whose tasks take `durations`, beside the LLM alone.
+
+    Raises ScheduleError if its program is unsound.
+    """
+    program, alone, own = lower(schedule, durations), lower(*llm), llm[1]
     validate(program, schedule)
-    own = costs.durations(config)
-    alone = lower(make_schedule("text_only", order, config.pipeline, own), own)
     lanes, alone_lanes = program.time(durations), alone.time(own)
     ends = program.end(durations), alone.end(own)
     return Plan(
@@ -83,7 +99,8 @@ def make_plan(
         event_driven_s=event_driven(schedule, durations).end,
         lanes=list(lanes),
         alone=list(alone_lanes),
-        bubbles=bubble_report(lanes, alone_lanes, (durations, pipe), ends),
+        bubbles=bubble_report(lanes, alone_lanes, (durations, program.pipeline), ends),
+        llm=llm,
     )
 
 

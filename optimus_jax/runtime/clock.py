@@ -17,7 +17,8 @@ MARKS = 3  # a tick's begin, the end of its task, the end of its exchange
 
 
 class Clock:
-    """Notes the time of each mark of each tick, by device of this process.
+    """Notes the time of each mark of each tick, by pipeline stage, in a process that has one device
+    of each.
 
     The times are those of the machine's monotonic clock, which its processes share. Each note costs
     a call into Python, about 0.1 ms: for a step that is looked at, not for one that is timed.
@@ -39,7 +40,7 @@ class Clock:
         return np.float32(0)
 
     def take(self) -> dict[int, np.ndarray]:
-        """By device, [ticks, MARKS] seconds of one step; forgets them."""
+        """By stage, [ticks, MARKS] seconds of one step; forgets them."""
         found = {d: np.array(times).reshape(-1, MARKS) for d, times in self.times.items()}
         self.times.clear()
         return found

@@ -35,7 +35,7 @@ def random_params(model: Mllm, seed: int = 1) -> Params:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
 
     def one(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        middle = 1.0 if path[-1].key == "scale" else 0.0
+        middle = 1.0 if path[-1].key.endswith("scale") else 0.0
         return (middle + 0.15 * rng.standard_normal(leaf.shape)).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(one, shapes)

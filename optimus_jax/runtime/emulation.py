@@ -25,9 +25,8 @@ class Sleeps:
     """Stands for `LlmTasks` and `EncoderTasks`: the same methods, each a sleep. `pipe_axes` are
     those of the LLM's stages."""
 
-    def __init__(self, durations: Durations, pipe: Pipeline, pipe_axes: Axes, number: int = 0):
+    def __init__(self, durations: Durations, pipe: Pipeline, pipe_axes: Axes):
         self.durations, self.pipe, self.pipe_axes = durations, pipe, pipe_axes
-        self.number = number  # of the encoder that it stands for
 
     def forward(self, c: Carry, row: Row) -> Carry:
         """Any task: the row says which, and `durations` how long it takes on this device."""

@@ -8,6 +8,8 @@ compilation, and nothing is differentiated through a loop.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -79,7 +81,7 @@ class EncoderTasks:
             c, dy = self.begin_backward(c, row, n)
             stack = c.grads["encoders"][self.name]["layers"]
             dx, stack = lax.fori_loop(0, row.end - row.begin, layer, (dy, stack))
-            c = c.with_grads(("encoders", self.name, "layers"), stack).after(dx)
+            c = c.with_grads(("encoders", self.name, "layers"), stack)
             return self.finish_backward(c, row, n, dx)
 
         with jax.named_scope("encoder"):
@@ -162,7 +164,7 @@ class EncoderTasks:
         def send(zero: jax.Array, c: Carry) -> Carry:
             return c.encoder(k, hidden=put(c.encoders[k].hidden, dx, row.e_write[n] + zero))
 
-        c = when(row.begin > 0, wait, c)
+        c = when(row.begin > 0, wait, c.after(dx))
         if self._has_stages(c):
             c = when((row.embeds == 0) & (row.e_write[n] >= 0), send, c)
         return when(row.embeds == 1, embed, c)
@@ -187,32 +189,17 @@ class EncoderTasks:
     def forward_pieces(self, i: jax.Array, region: Region) -> list[Piece]:
         """Layer i's forward in pieces, which hand on the state that starts as (x,)."""
         p = self.layer(i)
-
-        def bound(piece: Any) -> Piece:
-            def run(state: Any) -> Any:
-                with jax.named_scope("encoder"):
-                    return piece(p, state, region)
-
-            return run
-
-        return [bound(piece) for piece in self.model.encoder_pieces(self.name)]
+        return [_scoped(functools.partial(piece, p)) for piece in self._bound(region)]
 
     def backward_pieces(self, i: jax.Array, region: Region) -> tuple[list[Piece], Params]:
         """Layer i's backward in pieces (see pairing.backward_pieces), and its weights."""
         p = self.layer(i)
+        return [_scoped(piece) for piece in backward_pieces(self._bound(region), p)], p
 
-        def bound(piece: Any) -> Any:
-            return lambda p, state: piece(p, state, region)
-
-        def scoped(piece: Piece) -> Piece:
-            def run(state: Any) -> Any:
-                with jax.named_scope("encoder"):
-                    return piece(state)
-
-            return run
-
-        pieces = [bound(piece) for piece in self.model.encoder_pieces(self.name)]
-        return [scoped(piece) for piece in backward_pieces(pieces, p)], p
+    def _bound(self, region: Region) -> list[Callable[[Params, Any], Any]]:
+        """A layer's pieces in this region."""
+        pieces = self.model.encoder_pieces(self.name)
+        return [lambda p, state, piece=piece: piece(p, state, region) for piece in pieces]
 
     def add_layer(self, c: Carry, grads: dict[int, jax.Array], p: Params, i: jax.Array) -> Carry:
         """The carry with the gradients of layer i added, as backward pieces gathered them."""
@@ -226,3 +213,13 @@ class EncoderTasks:
     def _has_stages(self, c: Carry) -> bool:
         """Whether the encoder has several stages, so that its hidden states move."""
         return c.encoders[self.number].hidden.shape[0] > 1
+
+
+def _scoped(piece: Piece) -> Piece:
+    """The same piece, named as the encoder's in the compiled step."""
+
+    def run(state: Any) -> Any:
+        with jax.named_scope("encoder"):
+            return piece(state)
+
+    return run

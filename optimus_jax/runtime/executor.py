@@ -28,7 +28,7 @@ from optimus_jax.models.region import POLICIES, SEQUENTIAL, Region
 from optimus_jax.models.weights import Params
 from optimus_jax.parallel import layout
 from optimus_jax.parallel.mesh import Axes, Grid, Meshes, make_meshes
-from optimus_jax.parallel.reduction import TOGETHER, gather, reduce_gradients
+from optimus_jax.parallel.reduction import gather, reduce_gradients
 from optimus_jax.parallel.stages import stage_axes, stage_tree
 from optimus_jax.parallel.tensor import TensorRegion
 from optimus_jax.runtime import slots as slot_buffers
@@ -71,7 +71,7 @@ class Executor:
     slots: Slots
     rows: int
     plans: dict[str, ModulePlan] = dataclasses.field(default_factory=dict)
-    zero: float | None = TOGETHER
+    zero: float | None = layout.SHARDED
     gradients: str = "float32"
     fuse: bool = False
     tied: bool = True
@@ -103,7 +103,7 @@ class Executor:
             slots,
             config.microbatch_rows,
             plans,
-            TOGETHER if p.zero else None,
+            layout.SHARDED if p.zero else None,
             p.gradients,
             p.fuse,
             **options,
@@ -269,9 +269,8 @@ class Executor:
         grid = self.meshes.grid
         own: Any = encoders
         if self.emulate is not None:
-            one = functools.partial(Sleeps, self.emulate, self.pipe, grid.pipe)
-            own = tuple(one(number=k) for k in range(len(encoders)))
-            llm = llm and one()  # type: ignore[assignment]
+            one: Any = Sleeps(self.emulate, self.pipe, grid.pipe)
+            own, llm = (one,) * len(encoders), llm and one
         return Tick(llm, own, self.pipe, grid.pipe, self.poison, self.clock)
 
     def _loss(self, c: Carry) -> jax.Array:

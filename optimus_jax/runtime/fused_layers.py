@@ -89,10 +89,11 @@ class FusedLayers:
             pieces, p = encoder.backward_pieces(n, inner)
             x, kept = get(c.saved, row.saved, i), kept_at(c.kept, row.saved, i)
             forward, every = self._windows
-            # the sum that ends a layer is not needed to go back through it; with activations saved,
-            # nor are others
-            again = [not llm.names] * (forward - 1) + [False]
-            windows = again + [True] * (every - forward)
+            # To go back through a layer the sum that ends it is not needed, nor are others where
+            # their results were saved. Gathers, which come first, third and so on, were not.
+            gathers = self._tensor.sequence
+            again = [not llm.names or (gathers and k % 2 == 0) for k in range(forward - 1)]
+            windows = [*again, False] + [True] * (every - forward)
             paired = PairedRegion(self._tensor, pieces, ((z,), (dz,), {}), windows, llm.tied)
             dp, dx = llm.layer_vjp(row, i, x, Kept(paired, kept), dy)
             _, (dz,), grads = paired.finish()

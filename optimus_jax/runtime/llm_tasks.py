@@ -30,7 +30,8 @@ class LlmTasks:
     of the stage, ...]; `batch` its replica's tokens, targets and weights [M, rows, T]; `scale` the
     loss gradient of one weighted position; `names` the activations that a backward does not compute
     again. `encoders` run inside fused tasks, with `fuse`; `lanes` has each encoder's lane axes and
-    their extent, `units` its units. Without `tied` fused work is not bound to collectives.
+    their extent, `pipes` its pipeline's sizes. Without `tied` fused work is not bound to
+    collectives.
     """
 
     model: Mllm

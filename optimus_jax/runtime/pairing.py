@@ -24,9 +24,9 @@ Piece = Callable[[State], State]
 class PairedRegion(TensorRegion):
     """A tensor region whose next collectives have `pieces` of other work beside them.
 
-    `windows` says how many collectives are to come that should have some; the pieces are dealt out
-    evenly. `skip` of them, from `first` on, get none: their result is not needed. `finish` gives
-    the state after all pieces. Without `tied`, pieces run where XLA likes: what pairing is compared
+    `windows` says of each collective to come, in order, whether it gets some: one whose result is
+    not needed gets none. The pieces are dealt out evenly over those that do. `finish` gives the
+    state after all pieces. Without `tied`, pieces run where XLA likes: what pairing is compared
     with.
     """
 

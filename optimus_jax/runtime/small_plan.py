@@ -26,8 +26,8 @@ class Tower:
 
 @dataclasses.dataclass(frozen=True)
 class SmallPlan:
-    """A parallel plan to verify, with the small model that it runs. `layers` of the LLM are uneven
-    where there are stages."""
+    """A parallel plan to verify, with the small model that it runs. The LLM's layers are cut
+    unevenly where there are stages."""
 
     pp: int
     dp: int

@@ -14,7 +14,8 @@ from optimus_jax.parallel.mesh import Axes
 from optimus_jax.runtime import buffers
 from optimus_jax.runtime.carry import Carry, Row
 from optimus_jax.runtime.clock import Clock
-from optimus_jax.schedule.program import KINDS, Columns, Pattern, Payload, alphabet, payloads
+from optimus_jax.schedule.columns import columns_of
+from optimus_jax.schedule.program import KINDS, Pattern, Payload, alphabet, payloads
 from optimus_jax.schedule.task import Kind, Pipeline
 
 
@@ -40,11 +41,11 @@ class Tick:
     def run(self, c: Carry, row: jax.Array, pattern: jax.Array) -> Carry:
         """The carry after a tick with this row of the table and this pattern."""
         c = self._note(self.tasks_only(self._note(c), row))
-        return self._note(self._exchange(c, Row(row, Columns(self.pipe)), pattern))
+        return self._note(self._exchange(c, Row(row, columns_of(self.pipe)), pattern))
 
     def tasks_only(self, c: Carry, row: jax.Array) -> Carry:
         """The carry after the row's task, without an exchange."""
-        named = Row(row, Columns(self.pipe))
+        named = Row(row, columns_of(self.pipe))
 
         def run(c: Carry, condition: jax.Array, task: Callable[[Carry, Row], Carry]) -> Carry:
             return buffers.when(condition, lambda zero, c: task(c, named.at(zero)), c)

@@ -58,10 +58,9 @@ def _check_llm(device: int, order: tuple[Task, ...], pipe: Pipeline) -> None:
 
 def _check_fused(task: Task, device: int, pipe: Pipeline) -> None:
     assert task.inside
-    kinds = {Kind.F: Kind.EF, Kind.B: Kind.EB}
     begin, end = pipe.layers_of(task.inside, device)
     most = pipe.llm_layers[task.chunk * pipe.stages + device]
-    if task.inside.kind != kinds.get(task.kind) or len(pipe.units_of(task.inside)) != 1:
+    if task.inside.kind != task.kind.inside or len(pipe.units_of(task.inside)) != 1:
         raise ScheduleError(
             f"{task} on device {device}: only one unit's EF goes into an F, its EB into a B"
         )

@@ -2,9 +2,9 @@
 
 F_i is the time at which the LLM needs the features of microbatch i: the start of its first forward,
 on the first stage. B_i is the time at which their gradient is there: the end of its last backward.
- With EF_i and EB_i for the last end of encoder forwards and the
-first start of encoder backwards of microbatch i, a schedule must keep EF_i <= F_i and EB_i >= B_i
-(Optimus, arXiv 2408.03505, sections 3.1 and 4.3).
+With EF_i and EB_i for the last end of encoder forwards and the first start of encoder backwards of
+microbatch i, a schedule must keep EF_i <= F_i and EB_i >= B_i (Optimus, arXiv 2408.03505, sections
+3.1 and 4.3).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Durations:
         layers = self._layers(task.inside, device, pipe)
         window = self.window[task.kind == Kind.B]
         both = alone + sum(layers) - sum(min(window, layer) for layer in layers)
-        return max(both, alone, sum(layers))
+        return max(both, sum(layers))
 
     def _layers(self, task: Task, device: int, pipe: Pipeline) -> tuple[float, ...]:
         """Seconds of each layer of an encoder task, of one unit."""

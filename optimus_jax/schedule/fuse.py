@@ -12,7 +12,6 @@ from optimus_jax.schedule.task import Kind, Pipeline, Schedule, ScheduleError, T
 
 _EPSILON = 1e-9
 _EFFORT = 1_000_000  # tasks timed in search of places
-_BESIDE = {Kind.EF: Kind.F, Kind.EB: Kind.B}
 
 
 def fuse(schedule: Schedule, durations: Durations) -> Schedule:
@@ -69,7 +68,7 @@ class _Fusing:
             return
         begin, end = pipe.layers_of(task, device)
         for places in (range(k - 1, -1, -1), range(k + 1, len(order))):
-            at = next((n for n in places if order[n].kind == _BESIDE[task.kind]), None)
+            at = next((n for n in places if order[n].kind.inside == task.kind), None)
             if at is None or order[at].inside:
                 continue
             room = min(pipe.llm_layers[order[at].chunk * pipe.stages + device], end - begin)

@@ -58,7 +58,7 @@ def to_ticks(placement: Placement, durations: Durations) -> Layout:
             continue
         seen.add(id(item))
         number = max(max(task_at[d], exchange_at[d] + 1) for d in item.pair)
-        while not _fits(tick(max(number, 0)), item.payload, item.pair, pipe):
+        while not _fits(tick(number), item.payload, item.pair, pipe):
             number += 1
         tick(number).payload = item.payload
         tick(number).links[item.pair] = item.values

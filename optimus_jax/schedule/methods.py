@@ -68,6 +68,8 @@ METHODS: dict[str, Method] = {
     "filled": filled,
 }
 
+FUSING = "filled_whole", "filled"  # put encoder tasks inside LLM tasks, where these have windows
+
 # `balanced` runs only pipelines that `balanced_pipeline` makes
 ON_ANY_PIPELINE = tuple(name for name in METHODS if name != "balanced")
 
@@ -95,7 +97,7 @@ def schedule(method: str, order: str, pipe: Pipeline, durations: Durations) -> S
     least = least_cap(found)
     if pipe.cap and least > pipe.cap:
         raise ScheduleError(
-            f"{method} keeps saved encoder state of {least} microbatches, the cap is {pipe.cap}:"
-            f" it needs at least {least}"
+            f"{method} keeps more saved encoder state than a cap of {pipe.cap} microbatches shared"
+            f" by the encoder's pipelines allows: it needs a cap of at least {least}"
         )
     return found

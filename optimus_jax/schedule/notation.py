@@ -24,6 +24,11 @@ class Kind(enum.StrEnum):
         return self in (Kind.EF, Kind.EB)
 
     @property
+    def inside(self) -> Kind | None:
+        """What a fused task of this kind has inside; None if there are no such tasks."""
+        return {Kind.F: Kind.EF, Kind.B: Kind.EB}.get(self)
+
+    @property
     def words(self) -> str:
         """Such as "encoder backward"."""
         module = "encoder" if self.is_encoder else "LLM"
@@ -37,7 +42,6 @@ _NOTATION = re.compile(
     r"(?:\.(?P<units>\d+(?:\+\d+)*))?"
     r"(?:\[(?P<first>\d+):(?P<end>\d+)\))?"
 )
-_BESIDE = {Kind.F: Kind.EF, Kind.B: Kind.EB}  # what a fused task may have inside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Task:
         if not bar:
             return cls._parse_one(text)
         outer, inside = cls._parse_one(llm), cls._parse_one(encoder)
-        if inside.kind != _BESIDE.get(outer.kind):
+        if inside.kind != outer.kind.inside:
             raise ScheduleError(f"{text!r}: only an EF goes into an F, and only an EB into a B")
         if len(inside.units) > 1:
             raise ScheduleError(f"{text!r}: one unit goes into an LLM task, not {inside.units}")

@@ -13,6 +13,7 @@ from optimus_jax.schedule.columns import ENCODER_KINDS as ENCODER_KINDS
 from optimus_jax.schedule.columns import KINDS as KINDS
 from optimus_jax.schedule.columns import NONE as NONE
 from optimus_jax.schedule.columns import Columns as Columns
+from optimus_jax.schedule.columns import columns_of
 from optimus_jax.schedule.columns import task_of as task_of
 from optimus_jax.schedule.dataflow import LLM as LLM
 from optimus_jax.schedule.dataflow import Payload as Payload
@@ -124,7 +125,7 @@ class Program:
 
     @functools.cached_property
     def columns(self) -> Columns:
-        return Columns(self.pipeline)
+        return columns_of(self.pipeline)
 
     @property
     def ticks(self) -> int:

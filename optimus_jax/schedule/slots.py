@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from optimus_jax.schedule.columns import KINDS, Columns
+from optimus_jax.schedule.columns import KINDS, columns_of
 from optimus_jax.schedule.dataflow import (
     LLM,
     Dataflow,
@@ -138,7 +138,7 @@ class _Writer:
 
     def __init__(self, schedule: Schedule, caps: Slots | None):
         self.pipe, self.flow = schedule.pipeline, Dataflow.of(schedule)
-        self.at = Columns(self.pipe)
+        self.at = columns_of(self.pipe)
         self.pools = [_Pools(caps, len(self.pipe.encoders)) for _ in range(self.pipe.stages)]
 
     def idle(self, rows: int) -> np.ndarray:

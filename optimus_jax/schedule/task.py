@@ -58,8 +58,8 @@ class Pipeline:
     Virtual stage v = chunk * stages + stage holds `llm_layers[v]` layers and runs on device
     v % stages. The first ones may have none: the LLM then begins at `first_stage`, on the device
     `entry`, where the features are needed. Pipeline j of an encoder with p stages takes devices
-    j * p to j * p + p - 1; any pipeline may run any unit. `cap` > 0: at most so many microbatches'
-    worth of saved encoder state for each device and encoder.
+    j * p to j * p + p - 1; any pipeline may run any unit. `cap` > 0: a device keeps saved state of
+    at most its pipeline's even share of the units of so many microbatches, for each encoder.
     """
 
     stages: int

@@ -65,7 +65,7 @@ def of_method(
         views["measured"] = measured_view
     return {
         "name": name,
-        "meaning": MEANINGS[name],
+        "meaning": MEANINGS.get(name, ""),
         "predicted_s": plan.step_s,
         "measured_s": measured_s,
         "iqr_s": iqr_s,

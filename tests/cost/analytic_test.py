@@ -72,6 +72,10 @@ def test_tensor_shards_share_a_layer_and_wait_for_one_another(values: dict[str, 
     fused = analytic(changed(values, hardware="h100", parallel={**plan, "fuse": True}, model=wide))
     sums = 4 * chip.nvlink.seconds(rows * length * width * 4 / 2)
     assert dataclasses.astuple(fused.window) == pytest.approx((sums, 2 * sums))
+    for sequence, backward in ((True, 1.5), (False, 1.0)):  # gathers again, which are not kept
+        kept = {**plan, "fuse": True, "recompute": "selective", "sequence_parallel": sequence}
+        window = analytic(changed(values, hardware="h100", parallel=kept, model=wide)).window
+        assert window.backward == pytest.approx(backward * window.forward)
     on_cores = analytic(changed(values, parallel={**plan, "fuse": True}, model=wide))
     assert on_cores.window == Pass(0.0, 0.0), "a core that communicates does not compute"
 

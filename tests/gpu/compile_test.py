@@ -111,6 +111,9 @@ def test_every_other_jax_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch
     other = environment.environment("9.9.9")
     assert other.folder == ROOT / ".venv-gpu-9.9.9"
     assert other.requirements[0] == "jax==9.9.9"
+    for wrong in ("a/b", "latest", "1"):
+        with pytest.raises(UserError, match="give a version such as 0.10.2, or newest"):
+            environment.environment(wrong)
     newest = environment.environment(environment.NEWEST)
     assert newest.requirements[:3] == environment.COMPILER
     assert environment.is_one(str(other.folder)) and environment.is_one(str(own.folder))

@@ -67,7 +67,6 @@ computation_schedules {
 def test_times_of_a_computation() -> None:
     (timed,) = timed_computations(DUMP)
     assert (timed.name, timed.us, timed.idle_us) == ("body", 12.75, 2.0)
-    assert timed.op_names == ("jit(step)/llm_forward/psum", "jit(step)/encoder/dot_general")
 
 
 def test_a_module_with_nothing_asynchronous_has_no_times(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from optimus_jax.gpu.windows import collectives
 HLO = (pathlib.Path(__file__).parent / "hlo" / "jax_0_10.txt").read_text()
 MEMORY = {"arguments": 2**30, "outputs": 0, "temporaries": 2**29, "total": 2**30 + 2**29}
 COMPILED = Compiled(
-    HLO, 1.5, MEMORY, collectives(HLO), [Timed("body", 20.0, 5.0, ()), Timed("main", 7.5, 0.0, ())]
+    HLO, 1.5, MEMORY, collectives(HLO), [Timed("body", 20.0, 5.0), Timed("main", 7.5, 0.0)]
 )
 PASSES = {
     "forward": {"layer": 3.0, "fused": 12.0, "embed": 0.25, "head": 0.25},

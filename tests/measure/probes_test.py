@@ -101,7 +101,7 @@ def test_every_repeat_is_the_task_on_all_devices(pipe: Pipeline, probe: Probe, f
         if part:
             assert (row[at["begin"]], row[at["end"]]) == (probe.begin, probe.end)
             assert len(pipe.units_of(part)) == 1 and part.encoder == probe.encoder
-            assert part.kind == (probes.INSIDE[task.kind] if probe.fused else task.kind)
+            assert part.kind == (task.kind.inside if probe.fused else task.kind)
             ends = row[at["embeds"]], row[at["projects"]]
             assert ends == (probe.embeds, probe.projects)
             slot = at["e_write"] if part.kind == Kind.EF else at["e_read"]

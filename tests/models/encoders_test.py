@@ -89,7 +89,7 @@ def test_axes_cut_keys_and_values_by_their_heads() -> None:
     assert attention["kv"] == ("layers", "width", None, "heads", None)
     assert shapes["llm"]["layers"]["attention"]["kv"].shape == (2, 48, 2, 4, 6)
     norm = axes["encoders"]["vision"]["layers"]["attention"]["qk_norm"]
-    assert norm == {"query": ("layers", None), "key": ("layers", None)}
+    assert norm == {"query_scale": ("layers", None), "key_scale": ("layers", None)}
 
 
 @pytest.mark.parametrize("taken", [("image",), ("audio",), ("image", "audio")])

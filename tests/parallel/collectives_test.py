@@ -121,7 +121,7 @@ def test_which_gradients_are_parts() -> None:
     bias = ("encoders", "vision", "projector", "mlp", "down_bias")
     layer = ("llm", "layers", "mlp_norm", "scale")
     head = ("llm", "head", "norm", "bias")
-    qk = ("llm", "layers", "attention", "qk_norm", "key")
+    qk = ("llm", "layers", "attention", "qk_norm", "key_scale")
     found = {
         path: (is_partial(path, False, sequence=False), is_partial(path, False, sequence=True))
         for path in (norm, bias, layer, qk, head, ("llm", "embed", "position"))

@@ -135,6 +135,12 @@ WRONG: dict[str, tuple[Change, str]] = {
     "lines": (lambda f: _break(f, "schedule", ["0: F0"]), "1 lines of schedule, .* has 2"),
     "task": (lambda f: _break(f, "schedule", ["0: X0", "1: F0"]), "X0"),
     "shards": (lambda f: _break(f, "tp", 3), "tp 2 does not divide the LLM's 3"),
+    "no replica": (lambda f: _break(f, "dp", 0), "dp must be positive, got 0"),
+    "no shard": (
+        lambda f: _break(f, "encoders", [{"pp": 2, "tp": 0}]),
+        "encoder 0.* tp 0 does not divide the LLM's 2",
+    ),
+    "a number": (lambda f: f[KEY]["methods"].update(filled=3), "no method 'filled'"),
     "missing": (lambda f: f[KEY]["methods"]["filled"].pop("dp"), "'dp' is missing"),
     "refused": (
         lambda f: f[KEY]["methods"].update(filled={"refused": "it is frozen"}, fine={}),

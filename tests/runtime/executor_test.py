@@ -14,13 +14,13 @@ from optimus_jax.models.mllm import Mllm
 from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.buffers import when
 from optimus_jax.runtime.comparison import Bench, compare
-from optimus_jax.runtime.hlo import copies_in_loops, products_beside_loops
 from optimus_jax.runtime.small_plan import SmallPlan, Tower
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import ON_ANY_PIPELINE, schedule
 from optimus_jax.schedule.program import Program, fit_together
 from optimus_jax.schedule.validate import validate
 from optimus_jax.verified import BOUNDS, INJECTIONS, all_cases, drawn_cases, grid_cases
+from tests.runtime.stray_work import copies_in_loops, products_beside_loops
 from tests.schedule.random_schedules import random_schedule
 
 LOSS_BOUND, GRADIENT_BOUND = BOUNDS["float32"]

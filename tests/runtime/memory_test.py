@@ -24,13 +24,13 @@ from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.abstract_step import traced_step
 from optimus_jax.runtime.compilation import quick_compile
 from optimus_jax.runtime.executor import Executor
-from optimus_jax.runtime.hlo import copies_beside_loops, copies_in_loops
 from optimus_jax.runtime.liveness import moments
 from optimus_jax.runtime.memory import MemoryTable, Row, measured_bytes, memory_table
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
 from optimus_jax.schedule.program import Program
 from optimus_jax.schedule.simulate import Durations
+from tests.runtime.stray_work import copies_beside_loops, copies_in_loops
 
 ROWS = 4  # of a microbatch
 LARGE = 1 << 14  # values of an array that should not be copied
@@ -111,7 +111,7 @@ def compiled(config: Config) -> Compiled:
         masters,
         slot_buffers.shapes(executor, masters),
         scan.held,
-        measured_bytes(done),
+        measured_bytes(done)["total"],
         done.as_text(),
     )
 

@@ -8,15 +8,17 @@ import optax
 import pytest
 
 from optimus_jax.config import TrainConfig
+from optimus_jax.models.mllm import Mllm
 from optimus_jax.optimizer import learning_rate, make_optimizer
 from optimus_jax.parallel.stages import unstage_tree
 from optimus_jax.runtime import slots as slot_buffers
 from optimus_jax.runtime.comparison import Bench
-from optimus_jax.runtime.hlo import copies_in_loops
 from optimus_jax.runtime.small_plan import SmallPlan, Tower
 from optimus_jax.runtime.trainer import Trainer
 from optimus_jax.schedule.lower import lower
 from optimus_jax.schedule.methods import schedule
+from tests.models.small import modern_model, random_weights, small_model
+from tests.runtime.stray_work import copies_in_loops
 
 CONFIG = TrainConfig(
     seed=3,
@@ -111,13 +113,29 @@ def test_state_survives_unstaging_and_staging(trained: tuple[Bench, Trainer, lis
 
 def test_weight_decay_spares_biases_norms_and_positions() -> None:
     pull = make_optimizer(CONFIG)
-    params = {"a": {"kernel": np.ones(2), "qkv_bias": np.ones(2), "scale": np.ones(2)}}
+    spared = "qkv_bias", "scale", "query_scale", "position"  # by the ends of their names
+    params = {"a": {name: np.ones(2) for name in ("kernel", *spared)}}
     zero = jax.tree.map(np.zeros_like, params)
     state = pull.init(params)
     for _ in range(3):
         updates, state = pull.update(zero, state, params)
     assert np.all(updates["a"]["kernel"] < 0)
-    assert not np.any(updates["a"]["qkv_bias"]) and not np.any(updates["a"]["scale"])
+    assert not any(np.any(updates["a"][name]) for name in spared)
+
+
+@pytest.mark.parametrize(
+    "model", [small_model(), modern_model()], ids=["vit, gpt", "vit22b, llama"]
+)
+def test_no_vector_of_weights_decays(model: Mllm) -> None:
+    """Every norm's scale is one, whatever its name."""
+    pull, weights = make_optimizer(CONFIG), random_weights(model)
+    updates, _ = pull.update(jax.tree.map(np.zeros_like, weights), pull.init(weights), weights)
+    found = jax.tree_util.tree_flatten_with_path(updates)[0]
+    decaying = [path for path, update in found if np.any(update)]
+    assert decaying
+    for path, update in found:
+        stacked = any(x.key == "layers" for x in path)
+        assert update.ndim - stacked > 1 or path not in decaying, path
 
 
 def test_learning_rate_rises_then_falls_to_zero() -> None:

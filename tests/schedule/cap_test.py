@@ -57,8 +57,8 @@ def test_other_methods_name_the_cap_that_they_need(method: str, least: int) -> N
     with pytest.raises(ScheduleError) as refused:
         schedule(method, "1f1b", dataclasses.replace(ONE, cap=least - 1), durations)
     assert str(refused.value) == (
-        f"{method} keeps saved encoder state of {least} microbatches, the cap is {least - 1}:"
-        f" it needs at least {least}"
+        f"{method} keeps more saved encoder state than a cap of {least - 1} microbatches shared by"
+        f" the encoder's pipelines allows: it needs a cap of at least {least}"
     )
     found = schedule(method, "1f1b", dataclasses.replace(ONE, cap=least), durations)
     assert least_cap(found) == least
