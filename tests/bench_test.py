@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from optimus_jax.config import Config, from_config_dict
 from optimus_jax.cost.costs import Costs
 from optimus_jax.schedule.methods import METHODS
 from tests.conftest import ROOT
+from tests.train_test import QUICK
 
 # Runs a module as python -m does, and says in the end whether it imported jax.
 RUN = """
@@ -139,7 +141,10 @@ def test_an_emulated_bench_in_two_processes(tmp_path: pathlib.Path) -> None:
         *(f"--workdir={tmp_path / 'run'}", f"--config.emulate.chunk_forward_s={f}"),
         *("--config.emulate.encoder=1", "--config.emulate.encoder_backward=2"),
     ]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    environment = os.environ | QUICK
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment
+    )
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run" / "report"
     names = {"report.json", "report.txt", "profile.json", "trace.json", "timeline.html"}

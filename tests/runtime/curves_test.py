@@ -106,10 +106,6 @@ def check_curves(steps: int) -> None:
         np.testing.assert_allclose(curve, first, rtol=TOLERANCE, err_msg=name)
 
 
-def test_a_run_has_the_same_losses_under_every_plan() -> None:
-    check_curves(20)
-
-
 @pytest.mark.slow
 def test_a_whole_run_has_the_same_losses_under_every_plan() -> None:
     check_curves(STEPS)
