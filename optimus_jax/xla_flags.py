@@ -44,7 +44,8 @@ _COMBINED = (
     "A stage's weights are many arrays, gathered once before the first tick and scattered once"
     " after the last, with encoder work tied beside all of them: as one collective for each group"
     " of devices they all have it beside them. configs/compile_tp.py for 64 H100s: with 128 MiB 7"
-    " gathers and 5 scatters, of which 1 and 0 held encoder products; so 2 and 2, which all do."
+    " gathers and 5 scatters, of which 1 and 0 held encoder products; so 2 and 2, which all do, and"
+    " 2 sums of small weights."
 )
 _EVERYTHING = str(1 << 40)
 _PIPELINED = (
@@ -110,6 +111,14 @@ TABLE = (
         " encoder tasks beside it, at 16 both (configs/compile_tp.py for 64 H100s). All still use"
         " one stream and run in order. Compiled, not run.",
         "xla/service/gpu/gpu_hlo_schedule.cc",
+    ),
+    Flag(
+        "xla_gpu_experimental_use_collective_kernels",
+        "",
+        "No kernels of XLA's own for small all-reduces: compiling them for configs/compile_tp.py"
+        " jaxlib 0.12.0.1 aborts (size mismatch when packing elements for LLVM struct).",
+        _DEBUG_OPTIONS,
+        since=(0, 12),
     ),
     Flag(
         "xla_gpu_enable_command_buffer",

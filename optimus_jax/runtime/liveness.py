@@ -120,7 +120,15 @@ class _Step:
         """Where the carry starts among the inputs of a loop's body."""
         if self.primitive == "while":
             return int(self.params["body_nconsts"])
-        return int(self.params["num_consts"]) if self.primitive == "scan" else None
+        return self._scanned[0] if self.primitive == "scan" else None
+
+    @property
+    def _scanned(self) -> tuple[int, int]:
+        """A scan's constants and what it carries: their numbers among its inputs."""
+        if "num_consts" in self.params:
+            return int(self.params["num_consts"]), int(self.params["num_carry"])
+        constants, carry, _ = self.params["ft_in"].unpack()  # from jax 0.12 on
+        return len(constants), len(carry)
 
     def bodies(self) -> list[Any]:
         """What runs inside a loop or a branch."""
@@ -140,8 +148,8 @@ class _Step:
         elif self.primitive == "while":
             inputs = self.inputs[self.params["cond_nconsts"] + self.params["body_nconsts"] :]
         elif self.primitive == "scan":
-            first = self.params["num_consts"]
-            inputs = self.inputs[first : first + self.params["num_carry"]]
+            constants, carry = self._scanned
+            inputs = self.inputs[constants : constants + carry]
         return [(o, i) for o, i in zip(self.outputs, inputs, strict=False) if i is not None]
 
 

@@ -45,7 +45,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 STEPS = 200
 # Plans sum in different orders, in float32, whose numbers are 1.2e-7 apart, relatively. Over 200
-# steps losses were seen to differ by up to 2.7e-7; a wrong gradient shows as 1e-3 and more.
+# steps losses were seen to differ by up to 2.7e-7.
 TOLERANCE = 2e-6
 
 
