@@ -1,11 +1,12 @@
 """Predicted bytes of a training step beside XLA's own, and what 64 microbatches cost beside 8.
 
-    python benchmarks/memory.py [--plan=NAME] [--table] [--json=FILE]
+    python benchmarks/memory.py [--plan=NAME] [--table] [--rounds=N] [--json=FILE]
 
 Each plan is traced from shapes, its memory table is made (runtime/memory.py), then the step is
 compiled for CPU devices that hold nothing and asked for its memory_analysis(). Last the same plan
 with a cap on encoder microbatches in flight is compiled for 8 and for 64 microbatches: seconds of
-the compiler, characters and instructions of the HLO, bytes of encoder activations.
+the compiler in N rounds by turns, characters and instructions of the HLO, bytes of encoder
+activations.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 import sys
 import time
 from typing import Any
@@ -171,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--plan", action="append", choices=PLANS, help="these plans only")
     parser.add_argument("--table", action="store_true", help="print each plan's memory table")
+    parser.add_argument("--rounds", type=int, default=1, help="compilations of the last two")
     parser.add_argument("--json", default="", help="write the figures to this file")
     asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
@@ -184,6 +187,15 @@ def main() -> None:
             print(x.table)
     if FEW in found and MANY in found:
         print(compare(found[FEW], found[MANY]))
+        rounds = [[found[name].seconds for name in (FEW, MANY)]]
+        for _ in range(asked.rounds - 1):
+            rounds.append([measure(PLANS[name]).seconds for name in (FEW, MANY)])
+        ratios = sorted(many / few for few, many in rounds)
+        few, many = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(
+            f"compile s in {len(rounds)} rounds by turns: medians {few:.2f} and {many:.2f}, ratio"
+            f" in a round {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
     if asked.json:
         pathlib.Path(asked.json).write_text(json.dumps(values(found), indent=1) + "\n")
 
