@@ -9,4 +9,4 @@ python=.venv/bin/python
 "$python" -m ruff format --check .
 "$python" -m ruff check .
 "$python" -m mypy optimus_jax/{cost,schedule,fill,plan,judge}
-exec "$python" -m pytest -n 2 "$@"
+exec "$python" -m pytest -n 2 --dist worksteal "$@"

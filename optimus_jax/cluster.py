@@ -9,6 +9,7 @@ import functools
 import glob
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from optimus_jax import launchers
 from optimus_jax.errors import UserError
 from optimus_jax.processes import ADDRESS, COUNT, DEVICES, RANK
+
+HEARTBEAT_S, WATCHED_S = 100, 900  # without a sign of life, jax ends all processes
 
 
 def count() -> int:
@@ -28,12 +32,14 @@ def count() -> int:
     return int(text) if text.isdecimal() else 1  # initialize() complains
 
 
-def initialize(timeout_seconds: int = 300) -> None:
+def initialize(timeout_seconds: int = 300, watched: bool = False) -> None:
     """Join the cluster that the JAX_* variables describe; one process alone needs none of them.
 
     Commands that may run in several processes call this before anything uses a device. Where the
-    launcher chose a number of devices per process, it takes effect here. Raises UserError
-    naming the variables.
+    launcher chose a number of devices per process, it takes effect here. A `watched` run
+    asks at every step whether to stop (StopRequest) and has a Watchdog: jax only notes a SIGTERM,
+    and waits longer for a silent process than the watchdog does, which says more.
+    Raises UserError naming the variables.
     """
     for name in (DEVICES, COUNT, RANK):
         if not (os.environ.get(name) or "0").isdecimal():
@@ -63,15 +69,57 @@ def initialize(timeout_seconds: int = 300) -> None:
         if rank:
             _await_coordinator(host.strip("[]"), int(port), timeout_seconds)
         jax.distributed.initialize(
-            values[ADDRESS], count, rank, initialization_timeout=timeout_seconds
+            values[ADDRESS],
+            count,
+            rank,
+            initialization_timeout=timeout_seconds,
+            local_device_ids=local_devices(),
+            heartbeat_timeout_seconds=WATCHED_S if watched else HEARTBEAT_S,
         )
     except Exception as error:
         described = ", ".join(f"{name}={value}" for name, value in values.items())
         reason = " ".join(str(error).split())
         raise UserError(f"cannot join the cluster of {described}: {reason}") from error
     sys.excepthook = functools.partial(_end_at_once, sys.excepthook)
-    if threading.current_thread() is threading.main_thread():
+    if not watched and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # jax only notes it, and nothing would end
+
+
+def local_devices() -> list[int] | None:
+    """The GPUs of this process; None for all that it sees.
+
+    A launcher that starts a process for each GPU of a machine lets every process see all of them,
+    or binds one to each. Raises UserError if there are fewer GPUs than processes, or if a machine's
+    only process sees fewer GPUs than its job was given.
+    """
+    place = launchers.place()
+    if place is None or os.environ.get(launchers.LOCAL_DEVICES) or platform() != "gpu":
+        return None
+    seen = _visible_gpus()
+    if place.local_count == 1:
+        given = int(os.environ.get("SLURM_GPUS_ON_NODE") or seen)
+        if given > seen:
+            raise UserError(
+                f"{place}: the job has {given} GPUs on this machine, its only process sees {seen}:"
+                f" start one process for each (--ntasks-per-node={given}), or do not bind GPUs to"
+                " tasks (--gpus-per-task, --gpu-bind)"
+            )
+        return None
+    if seen == 1:
+        return [0]  # bound to it
+    if seen < place.local_count:
+        raise UserError(
+            f"{place}: this machine shows {seen} GPUs to {place.local_count} processes: start"
+            f" {seen} processes on each machine, or one"
+        )
+    return [place.local_rank]
+
+
+def _visible_gpus() -> int:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([x for x in chosen.split(",") if x.strip()])
+    return len(re.findall(r"^GPU \d+:", gpus(), re.MULTILINE))
 
 
 def _end_at_once(report: Callable[..., None], kind: type, *error: Any) -> None:

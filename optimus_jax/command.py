@@ -7,13 +7,14 @@ import json
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optimus_jax import cluster, xla_flags
+from optimus_jax import cluster, launchers, xla_flags
 from optimus_jax.config import Config, filled_in, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.costs import Costs
@@ -26,6 +27,7 @@ from optimus_jax.schedule.notation import ScheduleError
 flags.DEFINE_bool("json", False, "Print one JSON object as the last line of stdout.")
 
 
+TIMESTAMPS = "OPTIMUS_TIMESTAMPS"  # set by job files: lines begin with the time
 DEFAULT_CONFIG = "configs/digits.py"
 
 
@@ -84,6 +86,7 @@ def run(
         if "--help" in sys.argv[1:]:
             print(_help())
             sys.exit(0)
+        launchers.adopt()
         if runs_here:
             xla_flags.apply()
         _parse(sys.argv)
@@ -264,7 +267,8 @@ def is_first() -> bool:
 def say(text: str) -> None:
     """A line for people, from the first process."""
     if is_first():
-        print(text, flush=True)
+        stamp = time.strftime("%F %T ") if os.environ.get(TIMESTAMPS) else ""
+        print("\n".join(stamp + line for line in text.split("\n")), flush=True)
 
 
 def emit(values: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import signal
 import time
 from typing import Any
 
@@ -19,6 +18,12 @@ from optimus_jax.config import Config
 command.define_config()
 command.define_costs()
 flags.DEFINE_string("plan", None, "A plan.json that python -m optimus_jax.plan --out=DIR wrote.")
+flags.DEFINE_float(
+    "hang_s",
+    300.0,
+    "Seconds after which a step hangs and the run ends (0: never).",
+    lower_bound=0.0,
+)
 flags.DEFINE_string(
     "plan_method", "", "Which of its methods to run (default: the recommended one)."
 )
@@ -31,12 +36,13 @@ def main() -> int:
 
         config = configured(config, execution)
     require_senses(config)
-    prepare_devices(config)
+    prepare_devices(config, watched=True)
     return train(config, workdir)
 
 
-def prepare_devices(config: Config) -> None:
-    """Joins the other processes, if any, and on a CPU makes the devices that the plan needs.
+def prepare_devices(config: Config, watched: bool = False) -> None:
+    """Joins the other processes, if any, and on a CPU makes the devices that the plan needs; for
+    `watched` see cluster.initialize.
 
     Raises UserError if they do not come out even.
     """
@@ -48,7 +54,7 @@ def prepare_devices(config: Config) -> None:
             f" evenly: start a number of processes that divides {needed}"
         )
     cluster.configure_cpu_devices(needed // count)
-    cluster.initialize()
+    cluster.initialize(watched=watched)
 
 
 def require_senses(config: Config) -> None:
@@ -97,12 +103,18 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.checkpoint import Checkpoints
     from optimus_jax.data.batches import Prefetch
     from optimus_jax.metrics import MetricLog, Stopwatch, progress_line
+    from optimus_jax.parallel import topology
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
+    from optimus_jax.stop_request import StopRequest
+    from optimus_jax.watchdog import Watchdog
 
     plan = make_plan(config)
     agree(plan)
-    executor = Executor.of(config, plan.program.slots, jax.devices(), plan.pipeline)
+    hosts = topology.machines()
+    devices = topology.by_machine(jax.devices(), hosts)
+    executor = Executor.of(config, plan.program.slots, devices, plan.pipeline)
+    topology.check(executor.meshes, hosts)
     trainer = Trainer(executor, config.train)
     checkpoints = Checkpoints(workdir, config)
     done = agreed_step(checkpoints.latest() or 0, workdir)
@@ -120,22 +132,24 @@ def train(config: Config, workdir: pathlib.Path) -> int:
         command.say(f"resumed after step {done} from {checkpoints.folder}")
     else:
         state = trainer.init()
-    command.say(
-        f"{config.parallel.method} on {config.parallel.devices} x {jax.devices()[0].device_kind}"
-    )
+    command.say(f"{config.parallel.method}: {topology.summary(executor.meshes, hosts)}")
 
     step = trainer.train_step()
     tables = executor.feed.tables(plan.program)
     load = functools.partial(_global_batch, executor, batches, config.train.batch)
     prefetch = Prefetch(load, done, 2)
     report.discard(workdir)
-    log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest()
+    log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest(jax.process_count())
+    hang_s = flags.FLAGS.hang_s if "hang_s" in flags.FLAGS else 0.0
+    watchdog = Watchdog(workdir, jax.process_index(), jax.process_count(), hang_s)
     tokens = config.train.batch * config.model.sequence
     metrics: Any = None
     clock = time.perf_counter()
     try:
         for n in range(done, config.train.steps):
+            watchdog.enter("data", n)
             batch = prefetch.get(n)
+            watchdog.enter("step", n)
             previous = metrics
             state, metrics = step(state, batch, *tables)
             if previous is not None:
@@ -147,7 +161,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
             save = last or (n + 1) % config.train.save_every == 0
             if at_log or save:  # what is saved is finite
                 values = _values(metrics, n, workdir)
-            code = 0 if last else stop.agreed(always=at_log)
+            code = 0 if last else stop.agreed(n, logged=at_log)
             if code and not (at_log or save):
                 values = _values(metrics, n, workdir)
             if at_log or last:
@@ -158,6 +172,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
                     progress_line(n + 1, config.train.steps, values["loss"], typical, tokens, left)
                 )
             if save or code:
+                watchdog.enter("save", n)
                 checkpoints.save(n + 1, trainer.unstage(state))
             if code:
                 checkpoints.wait()
@@ -165,6 +180,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
                 return code
         checkpoints.wait()
     finally:
+        watchdog.close()
         stop.restore()
         prefetch.close()
         log.close()
@@ -252,38 +268,6 @@ def _values(metrics: Any, step: int, workdir: pathlib.Path) -> dict[str, float]:
             " a longer train.warmup may help"
         )
     return values
-
-
-class StopRequest:
-    """Remembers SIGINT and SIGTERM until the step is over; a second SIGINT ends at once."""
-
-    CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-    def __init__(self) -> None:
-        self.code = 0
-        self.before = {number: signal.signal(number, self._remember) for number in self.CODES}
-
-    def restore(self) -> None:
-        """Gives the signals back to whom they belonged."""
-        for number, handler in self.before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def _remember(self, number: int, _: Any) -> None:
-        if self.code and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.code = self.CODES[signal.Signals(number)]
-
-    def agreed(self, always: bool) -> int:
-        """The exit code if this run is to stop now. Several processes must stop at the same step;
-        they compare notes only where `always`, since that costs an exchange."""
-        import jax
-        from jax.experimental import multihost_utils
-
-        if jax.process_count() == 1:
-            return self.code
-        if not always:
-            return 0
-        return int(np.max(multihost_utils.process_allgather(np.int32(self.code))))
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def test_missing_data_ends_a_command_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # the devices of this process are there already
-    monkeypatch.setattr(train, "prepare_devices", lambda config: None)
+    monkeypatch.setattr(train, "prepare_devices", lambda config, **_: None)
     words = [f"--config=configs/{name}.py", f"--config.data.folder={tmp_path}/none"]
     done = run_here(module.main, *words, f"--workdir={tmp_path}/run")
     assert done.code == 2

@@ -215,7 +215,7 @@ def test_too_many_processes_are_refused_with_the_plans_sizes(
 def test_a_plan_that_keeps_too_much_is_refused_before_anything_compiles(
     run_here: RunHere, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "prepare_devices", lambda config: None)
+    monkeypatch.setattr(train, "prepare_devices", lambda config, **_: None)
     words = ["parallel.method=encoder_first", "parallel.encoder_cap=1"]
     done = run_here(train.main, *(f"--config.{w}" for w in words), f"--workdir={tmp_path}")
     assert done.code == 2

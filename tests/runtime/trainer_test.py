@@ -38,7 +38,7 @@ CONFIG = TrainConfig(
 
 # Every device a whole encoder; and stages, shards and replicas of it, master weights cut too.
 PLANS = [
-    SmallPlan(2, 2, 1, 3),
+    pytest.param(SmallPlan(2, 2, 1, 3), marks=pytest.mark.slow),
     SmallPlan(2, 2, 1, 3, tp=2, towers=(Tower(pp=2, recompute="none"),), zero=True),
 ]
 
