@@ -88,6 +88,8 @@ def run(
             sys.exit(0)
         launchers.adopt()
         if runs_here:
+            if note := launchers.note():
+                print(note, file=sys.stderr)
             xla_flags.apply()
         _parse(sys.argv)
         code = main() or 0

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 
 from optimus_jax.errors import UserError
-from optimus_jax.processes import ADDRESS, COUNT, RANK
+from optimus_jax.processes import ADDRESS, COUNT, LOCAL_COUNT, LOCAL_RANK, RANK
 
 PORT = "JAX_COORDINATOR_PORT"
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"  # read by jax itself
@@ -50,13 +50,19 @@ def place(environ: Mapping[str, str] | None = None) -> Place | None:
             if not 0 <= found.rank < found.count:
                 raise UserError(f"{found.launcher}: process {found.rank} of {found.count}")
             return found
-    if environ.get("SLURM_JOB_ID") and _number(environ, "SLURM_NTASKS", 1) > 1:
-        raise UserError(
-            f"Slurm job {environ['SLURM_JOB_ID']} has {environ['SLURM_NTASKS']} tasks, and this"
-            " process is none of them: start it with srun, or set JAX_NUM_PROCESSES=1 and"
-            " JAX_PROCESS_ID=0 to run it alone"
-        )
     return None
+
+
+def note(environ: Mapping[str, str] | None = None) -> str | None:
+    """What somebody should hear who runs alone inside a Slurm job of several tasks."""
+    environ = os.environ if environ is None else environ
+    tasks = environ.get("SLURM_NTASKS", "1")
+    if not environ.get("SLURM_JOB_ID") or tasks == "1" or place(environ):
+        return None
+    return (
+        f"Slurm job {environ['SLURM_JOB_ID']} has {tasks} tasks, and this process is none of them:"
+        " it runs alone; srun starts it in all of them"
+    )
 
 
 def adopt(environ: MutableMapping[str, str] | None = None) -> Place | None:
@@ -66,6 +72,7 @@ def adopt(environ: MutableMapping[str, str] | None = None) -> Place | None:
     if found is not None and found.launcher != _OWN:
         environ[ADDRESS], environ[COUNT] = found.coordinator, str(found.count)
         environ[RANK] = str(found.rank)
+        environ[LOCAL_RANK], environ[LOCAL_COUNT] = str(found.local_rank), str(found.local_count)
     return found
 
 
@@ -79,7 +86,8 @@ def _own(environ: Mapping[str, str]) -> Place | None:
     count, rank = (environ.get(name) or "" for name in (COUNT, RANK))
     if not (count.isdecimal() and rank.isdecimal() and int(rank) < int(count)):
         return Place(_OWN, environ.get(ADDRESS, ""), 1, 0)
-    return Place(_OWN, environ.get(ADDRESS, ""), int(count), int(rank))
+    local = _number(environ, LOCAL_RANK, 0), _number(environ, LOCAL_COUNT, 1)
+    return Place(_OWN, environ.get(ADDRESS, ""), int(count), int(rank), *local)
 
 
 def _slurm(environ: Mapping[str, str]) -> Place | None:

@@ -20,6 +20,8 @@ ADDRESS = "JAX_COORDINATOR_ADDRESS"
 COUNT = "JAX_NUM_PROCESSES"
 RANK = "JAX_PROCESS_ID"
 DEVICES = "OPTIMUS_DEVICES_PER_PROCESS"
+# of the processes on one machine: which of them this is, and how many there are
+LOCAL_RANK, LOCAL_COUNT = "OPTIMUS_LOCAL_RANK", "OPTIMUS_LOCAL_COUNT"
 
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 5.0
@@ -122,7 +124,7 @@ class _Child:
         # A group of its own: Ctrl-C reaches it only through us, and its own children can be found.
         self.process = subprocess.Popen(
             command,
-            env={**env, RANK: str(rank)},
+            env={**env, RANK: str(rank), LOCAL_RANK: str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if rank else None,
             stderr=subprocess.STDOUT if rank else None,
@@ -163,7 +165,7 @@ def _cluster_environment(processes: int, devices: int | None) -> dict[str, str]:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     # jax's coordinator would listen on every interface if it were not told otherwise.
     environment = {**os.environ, ADDRESS: address, "JAX_COORDINATOR_BIND_ADDRESS": address}
-    environment[COUNT] = str(processes)
+    environment[COUNT] = environment[LOCAL_COUNT] = str(processes)
     environment.setdefault(TUNABLES, _KEEP_MEMORY)
     if devices is not None:
         environment[DEVICES] = str(devices)

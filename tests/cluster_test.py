@@ -75,3 +75,52 @@ def test_two_processes_of_two_devices_add_up(end, code, capfd, monkeypatch):
     assert out.splitlines()[-1] == "2 2 10.0"
     assert "[1] 2 2 10.0" in err.splitlines()
     assert ("[1] ValueError: odd" in err.splitlines()) == bool(code)
+
+
+GPUS = "".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n})\n" for n in range(8))
+EACH = {"OPTIMUS_LOCAL_RANK": "3", "OPTIMUS_LOCAL_COUNT": "8"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        (EACH, [3]),  # each takes its own of all that it sees
+        ({**EACH, "CUDA_VISIBLE_DEVICES": "5"}, [0]),  # bound to one
+        ({"OPTIMUS_LOCAL_RANK": "0", "OPTIMUS_LOCAL_COUNT": "1"}, None),  # alone: all
+        ({**EACH, "JAX_LOCAL_DEVICE_IDS": "0,1"}, None),  # jax reads them itself
+    ],
+)
+def test_which_gpus_a_process_takes(environment, wanted, monkeypatch):
+    gpu_process(monkeypatch, environment)
+    assert cluster.local_devices() == wanted
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (
+            {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "8"},
+            "the job has 8 GPUs on this machine, its only process sees 1",
+        ),
+        (
+            {**EACH, "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+            "this machine shows 4 GPUs to 8 processes: start 4 processes",
+        ),
+    ],
+)
+def test_gpus_that_do_not_fit_the_processes_are_words(environment, words, monkeypatch):
+    gpu_process(monkeypatch, environment)
+    with pytest.raises(UserError, match=words):
+        cluster.local_devices()
+
+
+def gpu_process(monkeypatch, environment):
+    """Process 3 of 16, on a machine of 8 GPUs."""
+    names = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"
+    for name in (*names, "OPTIMUS_LOCAL_RANK", "OPTIMUS_LOCAL_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    values = dict(zip(VARIABLES, ("h:1", "16", "3"), strict=True)) | environment
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cluster, "platform", lambda: "gpu")
+    monkeypatch.setattr(cluster, "gpus", lambda: GPUS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optimus_jax.errors import UserError
-from optimus_jax.launchers import Place, adopt, first_node, place, tasks_of_node
+from optimus_jax.launchers import Place, adopt, first_node, note, place, tasks_of_node
 
 SLURM = {
     "SLURM_JOB_ID": "4242",
@@ -69,6 +69,9 @@ def test_every_launchers_process_knows_its_place(
         str(wanted.count),
         str(wanted.rank),
     )
+    again = place(adopted)
+    assert again is not None
+    assert (again.local_rank, again.local_count) == (wanted.local_rank, wanted.local_count)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,6 @@ def test_one_process_needs_no_cluster(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "is none of them: start it with srun"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES=2 without JAX_COORDINATOR_ADDRESS"),
         ({**NODES, "NODE_RANK": "2"}, "process 2 of 2"),
         ({**SLURM, "SLURM_PROCID": "x"}, "SLURM_PROCID=x is not a whole number"),
@@ -103,6 +105,14 @@ def test_one_process_needs_no_cluster(environment: dict[str, str]) -> None:
 def test_what_makes_no_sense_is_said(environment: dict[str, str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         place(environment)
+
+
+def test_running_alone_within_a_job_is_noted() -> None:
+    """As `plan` does in a shell of salloc."""
+    alone = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+    assert place(alone) is None
+    assert "job 7 has 4 tasks, and this process is none of them" in str(note(alone))
+    assert note(SLURM) is note({}) is note({**alone, "SLURM_NTASKS": "1"}) is None
 
 
 @pytest.mark.parametrize(
