@@ -60,6 +60,11 @@ def summary(meshes: Meshes, hosts: Sequence[str]) -> str:
         if meshes.llm.shape[axis] > 1
     )
     return (
-        f"{len(hosts)} processes on {len(names)} machines ({shown}), {len(devices)} x {kinds};"
+        f"{_count(len(hosts), 'process', 'es')} on {_count(len(names), 'machine')} ({shown}),"
+        f" {len(devices)} x {kinds};"
         f" mesh {shape}{': ' if links else ''}{links}"
     )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -55,5 +55,5 @@ def test_the_summary_names_machines_and_links() -> None:
         " pp over 2 machines, tp inside a machine"
     )
     assert summary(meshes(Grid(dp=1, pp=1), ["n1"]), ["n1"]) == (
-        "1 processes on 1 machines (n1), 1 x H100; mesh dp 1 x pp 1 x tp 1"
+        "1 process on 1 machine (n1), 1 x H100; mesh dp 1 x pp 1 x tp 1"
     )
