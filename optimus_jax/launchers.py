@@ -45,7 +45,8 @@ def place(environ: Mapping[str, str] | None = None) -> Place | None:
     Raises UserError, naming the variables, if they do not make sense together.
     """
     environ = os.environ if environ is None else environ
-    for read in (_own, _slurm, _open_mpi, _torchrun, _nodes):
+    # mpirun and torchrun may themselves be started by srun, and hand its variables on
+    for read in (_own, _open_mpi, _torchrun, _slurm, _nodes):
         if (found := read(environ)) is not None:
             if not 0 <= found.rank < found.count:
                 raise UserError(f"{found.launcher}: process {found.rank} of {found.count}")

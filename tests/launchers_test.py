@@ -52,10 +52,23 @@ OWN = {
         ),
         (OWN, Place("JAX_* variables", "a:1", 2, 1)),
         ({**SLURM, **OWN}, Place("JAX_* variables", "a:1", 2, 1)),
+        ({**SLURM, **OPEN_MPI}, Place("Open MPI", "first:61999", 4, 3, 1, 2)),
+        ({**SLURM, **TORCHRUN}, Place("torchrun", "head:29401", 16, 5, 5, 8)),
         ({**SLURM, "JAX_COORDINATOR_PORT": "7"}, Place("Slurm", "node003:7", 20, 9, 1, 8)),
         ({**NODES, "MASTER_ADDR": "h:9"}, Place("NNODES and NODE_RANK", "h:9", 2, 1)),
     ],
-    ids=["slurm", "open mpi", "torchrun", "nodes", "own", "own first", "own port", "with port"],
+    ids=[
+        "slurm",
+        "open mpi",
+        "torchrun",
+        "nodes",
+        "own",
+        "own first",
+        "mpi in slurm",
+        "torchrun in slurm",
+        "own port",
+        "with port",
+    ],
 )
 def test_every_launchers_process_knows_its_place(
     environment: dict[str, str], wanted: Place

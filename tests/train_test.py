@@ -52,6 +52,14 @@ def run(line: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def await_step(process: subprocess.Popen[str]) -> None:
+    """Reads what a run says until it has logged a step."""
+    assert process.stdout is not None
+    for text in process.stdout:
+        if text.startswith("step "):
+            return
+
+
 def losses(workdir: pathlib.Path) -> dict[int, float]:
     """By step, from the metrics file; JSON keeps every bit of a float."""
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
@@ -141,10 +149,7 @@ def test_ctrl_c_saves_and_the_next_run_goes_on(tmp_path: pathlib.Path) -> None:
     line = command(tmp_path, "--config.train.steps=100000", "--config.train.save_every=100000")
     pipe = subprocess.PIPE
     process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=os.environ | QUICK)
-    assert process.stdout is not None
-    for text in process.stdout:
-        if text.startswith("step "):
-            break
+    await_step(process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, out + err

@@ -14,7 +14,7 @@ import pytest
 
 from optimus_jax.watchdog import EXIT_CODE, PATIENCE_S
 from tests.conftest import ROOT
-from tests.train_test import QUICK, TINY, losses
+from tests.train_test import QUICK, TINY, await_step, losses
 
 HOSTS = 4
 BRIDGE, PREFIX = "optbr", "opt"
@@ -98,11 +98,7 @@ def test_a_host_that_is_cut_off_is_named(hosts: list[str], tmp_path: pathlib.Pat
     words = *endless, "--config.train.log_every=10", f"--hang_s={HANG_S}"
     processes = start(hosts, tmp_path, *words)
     try:
-        out = processes[0].stdout
-        assert out is not None
-        for text in out:
-            if text.startswith("step "):
-                break
+        await_step(processes[0])
         began = time.monotonic()
         assert ip("link", "set", f"{PREFIX}o2", "down").returncode == 0
         said = [process.communicate(timeout=120)[1] for process in processes]
