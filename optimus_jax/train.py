@@ -31,13 +31,14 @@ flags.DEFINE_string(
 
 def main() -> int:
     config, workdir = command.config(), command.workdir()
-    if execution := _execution():
+    execution = named_execution()
+    if execution:
         from optimus_jax.plan.execution import configured
 
         config = configured(config, execution)
     require_senses(config)
     prepare_devices(config, watched=True)
-    return train(config, workdir)
+    return train(config, workdir, execution)
 
 
 def prepare_devices(config: Config, watched: bool = False) -> None:
@@ -68,34 +69,21 @@ def require_senses(config: Config) -> None:
             )
 
 
-def make_plan(config: Config) -> Any:
-    """The plan that --plan names, or that of the configuration and of the costs that the command
-    line names.
-
-    Raises ScheduleError if there is none, such as for a method that needs more than encoder_cap.
-    """
-    from optimus_jax.plan import plan
-    from optimus_jax.plan.execution import planned
-
-    if execution := _execution():
-        return planned(config, execution, command.costs())
-    return plan.make_plan(config, command.costs())
-
-
-@functools.cache
-def _execution() -> Any:
+def named_execution() -> Any:
     """What --plan names, None without it. Raises UserError if the file holds no plan."""
-    if "plan" not in flags.FLAGS or not flags.FLAGS.plan:  # other commands train without the flag
-        if "plan" in flags.FLAGS and flags.FLAGS.plan_method:
+    options = flags.FLAGS
+    if not options.plan:
+        if options.plan_method:
             raise command.UserError("--plan_method: says which method of --plan, which is missing")
         return None
     from optimus_jax.plan.execution import load_execution
 
-    return load_execution(flags.FLAGS.plan, flags.FLAGS.plan_method)
+    return load_execution(options.plan, options.plan_method)
 
 
-def train(config: Config, workdir: pathlib.Path) -> int:
-    """Trains to the last step, from the newest checkpoint if there is one, and returns the exit
+def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
+    """Trains to the last step, from the newest checkpoint if there is one, by an execution of a
+    plan.json or else by the configuration's own plan and the named costs, and returns the exit
     code: 0, or 130 or 143 if a signal ended it after a save."""
     import jax
 
@@ -104,12 +92,15 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     from optimus_jax.data.batches import Prefetch
     from optimus_jax.metrics import MetricLog, Stopwatch, progress_line
     from optimus_jax.parallel import topology
+    from optimus_jax.plan.execution import planned
+    from optimus_jax.plan.plan import make_plan
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
     from optimus_jax.stop_request import StopRequest
     from optimus_jax.watchdog import Watchdog
 
-    plan = make_plan(config)
+    costs = command.costs()
+    plan = planned(config, execution, costs) if execution else make_plan(config, costs)
     agree(plan)
     hosts = topology.machines()
     devices = topology.by_machine(jax.devices(), hosts)
@@ -140,8 +131,7 @@ def train(config: Config, workdir: pathlib.Path) -> int:
     prefetch = Prefetch(load, done, 2)
     report.discard(workdir)
     log, watch, stop = MetricLog(workdir, done), Stopwatch(), StopRequest(jax.process_count())
-    hang_s = flags.FLAGS.hang_s if "hang_s" in flags.FLAGS else 0.0
-    watchdog = Watchdog(workdir, jax.process_index(), jax.process_count(), hang_s)
+    watchdog = Watchdog(workdir, jax.process_index(), jax.process_count(), flags.FLAGS.hang_s)
     tokens = config.train.batch * config.model.sequence
     metrics: Any = None
     clock = time.perf_counter()
