@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned packages; at once done where it already has them.
-# PYTHON names the interpreter to use (default: python3).
+# PYTHON names the interpreter to use (default: python3). --pins only prints what it would install.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,8 +19,12 @@ has_nvidia_gpu() {
 pins="$(cat requirements.txt launch/requirements-test.txt)"
 kind="CUDA 12"
 if ! has_nvidia_gpu; then
-  pins="${pins/'jax[cuda12]=='/jax==}"
+  pins="${pins//'jax[cuda12]=='/jax==}"
   kind="CPU"
+fi
+if [[ "${1:-}" == "--pins" ]]; then
+  printf '%s\n' "$pins"
+  exit 0
 fi
 
 keep=false
@@ -42,8 +46,10 @@ if ! $keep; then
     echo "setup: $base is not a Python of version 3.11 or newer; set PYTHON to one" >&2
     exit 1
   fi
-  if ! "$base" -m venv --clear .venv; then
-    echo "setup: $base cannot make a virtual environment; install its venv module" >&2
+  # Colab's Python has no venv of its own, but uv.
+  if ! "$base" -m venv --clear .venv 2>/dev/null &&
+    ! uv venv --quiet --clear --seed --python "$base" .venv; then
+    echo "setup: $base cannot make a virtual environment; install its venv module, or uv" >&2
     exit 1
   fi
 fi

@@ -1,0 +1,85 @@
+"""The pinned packages go together and can be had, for CPUs and for CUDA, on each Python."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.conftest import ROOT
+
+PYTHONS = ("3.11", "3.12", "3.13")
+PIP = [sys.executable, "-m", "pip", "install", "--dry-run", "-qq", "--disable-pip-version-check"]
+
+
+def pins(gpus: str = "", folder: pathlib.Path | None = None) -> list[Requirement]:
+    """What launch/setup.sh would install on a machine whose nvidia-smi says `gpus`."""
+    path = os.environ["PATH"]
+    if folder:
+        (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{gpus}'\n")
+        (folder / "nvidia-smi").chmod(0o755)
+        path = f"{folder}:{path}"
+    done = subprocess.run(
+        ["bash", "launch/setup.sh", "--pins"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Requirement(line) for line in done.stdout.split("\n") if line]
+
+
+def on(python: str, requirements: list[Requirement]) -> dict[str, Requirement]:
+    """Those that hold on a Python, by name, without their conditions."""
+    held = {}
+    for wanted in requirements:
+        if wanted.marker is None or wanted.marker.evaluate({"python_version": python}):
+            assert wanted.name not in held, f"{wanted.name} is pinned twice on {python}"
+            held[wanted.name] = Requirement(str(wanted).partition(";")[0])
+    return held
+
+
+def resolve(requirements: list[Requirement], *options: str) -> None:
+    done = subprocess.run(
+        [*PIP, *options, *map(str, requirements)], capture_output=True, text=True
+    )
+    said = re.sub(r"(?m)^WARNING.*\n", "", done.stderr)
+    if re.search(r"ConnectionError|ConnectTimeout|Name or service|No matching.*pip\b", said):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, said
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_package_has_one_pin_on_each_python(python: str) -> None:
+    held = on(python, pins())
+    assert all(re.fullmatch(r"==[\w.]+", str(wanted.specifier)) for wanted in held.values())
+    assert {"jax", "flax", "optax", "orbax-checkpoint", "numpy", "ml-collections"} <= set(held)
+    expected = "0.10.2" if python == "3.11" else "0.12"  # 0.10.2 is jax's last for Python 3.11
+    assert str(held["jax"].specifier).startswith(f"=={expected}")
+
+
+def test_cuda_comes_where_there_is_a_gpu_only(tmp_path: pathlib.Path) -> None:
+    without = pins("No devices were found", tmp_path)
+    assert all(not wanted.extras for wanted in without)
+    beside = pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)
+    assert {w.name: w.extras for w in beside if w.extras} == {"jax": {"cuda12"}}
+    assert [(w.name, w.specifier) for w in beside] == [(w.name, w.specifier) for w in without]
+
+
+def test_pins_go_together_here(tmp_path: pathlib.Path) -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    resolve([*on(here, pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)).values()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pins_go_together_on_each_python(python: str, tmp_path: pathlib.Path) -> None:
+    wanted = [*on(python, pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)).values()]
+    elsewhere = ["--ignore-installed", "--only-binary=:all:", "--target", str(tmp_path / "none")]
+    resolve(wanted, *elsewhere, "--python-version", python)
