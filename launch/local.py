@@ -1,9 +1,13 @@
-"""Run one command in several processes on this machine; see `optimus_jax.processes.run_local`."""
+"""Run one command in several processes on this machine; see `optimus_jax.processes.run_local`.
+
+With OPTIMUS_LOGS=FOLDER each process's output is also in a file of its own, in a new folder there.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -48,7 +52,11 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    return run_local(command, processes, pin=pin)
+    log_dir = None
+    if logs := os.environ.get("OPTIMUS_LOGS"):
+        log_dir = Path(logs, time.strftime(f"local-%Y%m%d-%H%M%S-{os.getpid()}"))
+        os.environ.setdefault("OPTIMUS_TIMESTAMPS", "1")
+    return run_local(command, processes, pin=pin, log_dir=log_dir)
 
 
 if __name__ == "__main__":

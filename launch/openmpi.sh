@@ -5,6 +5,8 @@
 #
 # Options before -- go to mpirun, those after it to `python -m optimus_jax.train`. Process 0 runs on
 # the first host of the hostfile (MASTER_ADDR names another), on a port that JAX_COORDINATOR_PORT sets.
+# Each process's output is also under logs/ (OPTIMUS_LOGS names another folder), on a disk that all
+# hosts share or on each host its own processes'.
 set -euo pipefail
 
 usage="usage: bash launch/openmpi.sh -n N [mpirun's options] -- [train's options]"
@@ -35,6 +37,19 @@ done
 port="${JAX_COORDINATOR_PORT:-$((61440 + $$ % 4096))}"
 export JAX_COORDINATOR_ADDRESS="${MASTER_ADDR:-$first}:$port"
 
+# mpirun hands no variables on to other hosts by itself; what the user sets there wins.
+exported=()
+export OPTIMUS_TIMESTAMPS="${OPTIMUS_TIMESTAMPS-1}"
+for name in $(compgen -e | grep -E '^(PYTHONPATH$|(NCCL|XLA|JAX|OPTIMUS|CUDA_DEVICE)_)'); do
+  [[ " ${options[*]}" == *" $name="* || " ${options[*]} " == *" $name "* ]] || exported+=(-x "$name")
+done
+
+# Each process has files of its own, stdout and stderr in rank.N; what it says is here too.
+logs="${OPTIMUS_LOGS:-logs}"
+[[ "$logs" == /* ]] || logs="$PWD/$logs"
+files=(--output-filename "$logs/openmpi-$(date +%Y%m%d-%H%M%S)-$$:nojobid")
+[[ " ${options[*]} " == *" --output-filename "* ]] && files=()
+
 # A process that fails ends the others; each stays unbound, since XLA has threads of its own.
-exec mpirun --bind-to none -x JAX_COORDINATOR_ADDRESS -x PYTHONPATH "${options[@]}" \
+exec mpirun --bind-to none "${exported[@]}" "${files[@]}" "${options[@]}" \
   "$python" -u -m optimus_jax.train "$@"

@@ -44,14 +44,15 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
             share = (end - start) / plan.program_s
             if share > 1 / 150:
                 dark = task.kind in (Kind.B, Kind.EB)
+                fits = share > max(1 / 35, len(str(task)) / 150)  # beside one another
                 axes.text(
                     1e3 * (start + end) / 2,
                     low + 0.2,
                     str(task),
                     ha="center",
                     va="center",
-                    fontsize=8 if share > 1 / 35 else 6,
-                    rotation=0 if share > 1 / 35 else 90,
+                    fontsize=8 if fits else 6,
+                    rotation=0 if fits else 90,
                     color="white" if dark else "black",
                     zorder=3,
                     clip_on=True,

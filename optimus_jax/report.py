@@ -51,9 +51,6 @@ def predicted(config: Config, plan: Plan) -> dict[str, Any]:
 def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -> dict[str, Any]:
     """Writes report.json, report.txt, trace.json and the timeline as text, picture and page;
     returns the report's values."""
-    from optimus_jax import picture
-    from optimus_jax.timeline import chrome, page
-
     values = {
         **predicted(config, plan),
         "measured_step_s": watch.median(),
@@ -64,28 +61,41 @@ def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -
     where = folder(workdir)
     where.mkdir(parents=True, exist_ok=True)
     (where / "timeline.txt").write_text(values["timeline"] + "\n")
-    picture.timeline(plan, config, where / "timeline.png")
-    shown = timeline(workdir.name, config, plan, values)
-    page.write(shown, where / "timeline.html")
-    chrome.write(shown, where / "trace.json")
+    draw(where, workdir.name, config, plan, values)
     save(workdir, values)
     return values
 
 
-def timeline(title: str, config: Config, plan: Plan, values: dict[str, Any]) -> dict[str, Any]:
-    """What the timeline page of a training run shows: its method, and the LLM alone."""
+def draw(
+    where: pathlib.Path, title: str, config: Config, plan: Plan, values: Mapping[str, Any]
+) -> None:
+    """Writes the timeline as picture and page, and a trace, into a folder that is there. The
+    measured step is shown if `values` have one."""
+    from optimus_jax import picture
+    from optimus_jax.timeline import chrome, page
+
+    picture.timeline(plan, config, where / "timeline.png")
+    shown = timeline(title, config, plan, values)
+    page.write(shown, where / "timeline.html")
+    chrome.write(shown, where / "trace.json")
+
+
+def timeline(title: str, config: Config, plan: Plan, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the timeline page of a training run shows: its method, and the LLM alone. `values` are
+    those of `write`, or of a run that is only planned, those of `predicted`."""
     method = config.parallel.method
     plans = {method: plan, "text_only": plan.llm_alone}
-    quartiles = values["measured_quartiles_s"]
-    iqr = quartiles[1] - quartiles[0] if quartiles else None
-    own = values["measured_step_s"], iqr
+    quartiles, step = values.get("measured_quartiles_s"), values.get("measured_step_s")
+    own = step, quartiles[1] - quartiles[0] if quartiles else None
+    notes = [f"Predicted: simulated from {plan.costs.source} costs, not measured."]
+    if step is not None:
+        notes.append(
+            f"Measured step: median of {values['steps_timed']} training steps."
+            " python -m optimus_jax.bench also measures when each task runs."
+        )
     return {
         "title": f"{title}: {plan_words(dataclasses.asdict(config.parallel))}",
-        "notes": [
-            f"Predicted: simulated from {plan.costs.source} costs, not measured.",
-            f"Measured step: median of {values['steps_timed']} training steps."
-            " python -m optimus_jax.bench also measures when each task runs.",
-        ],
+        "notes": notes,
         "emulated": False,
         "devices": config.parallel.pp,
         "bound_s": None,

@@ -27,7 +27,7 @@ from optimus_jax.plan.realisation import execution_text, execution_values
 command.define_config()
 command.define_costs()
 flags.DEFINE_string(
-    "out", None, "Folder for plan.json, of a cluster also for answer, trace and timeline.html."
+    "out", None, "Folder for plan.json, the timeline as picture and page, and a trace."
 )
 
 
@@ -56,7 +56,8 @@ def main() -> int:
         method, folder = config.parallel.method, pathlib.Path(flags.FLAGS.out)
         executed = {"method": method, "methods": {method: written(of_plan(config, plan))}}
         write_plan({"method": method, "step_s": plan.step_s, KEY: executed}, folder)
-        command.say(f"\nwritten: {folder / 'plan.json'}")
+        report.draw(folder, folder.name, config, plan, values)
+        command.say(f"\nwritten: {folder} (plan.json, timeline.png, timeline.html, trace.json)")
     if flags.FLAGS.json:
         command.emit({**values, "schedule": str(plan.schedule)})
     return 0
@@ -69,7 +70,9 @@ def cluster(job: Cluster) -> int:
     if flags.FLAGS.out:
         folder = pathlib.Path(flags.FLAGS.out)
         command.say(f"\n{execution_text(write(answer, folder))}")
-        command.say(f"\nwritten: {folder} (plan.json, answer.json, trace.json, timeline.html)")
+        command.say(
+            f"\nwritten: {folder} (plan.json, answer.json and the timeline: .png, .html, trace.json)"
+        )
     if flags.FLAGS.json:
         command.emit(answer_report.values(answer))
     return 0

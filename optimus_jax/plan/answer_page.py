@@ -11,6 +11,7 @@ from optimus_jax.fill.backbone import Backbone
 from optimus_jax.fill.baselines import Baseline
 from optimus_jax.fill.filling import Filling
 from optimus_jax.fill.windows import SlotRule
+from optimus_jax.plan import answer_picture
 from optimus_jax.plan.answer_views import (
     Layers,
     layers_of,
@@ -41,8 +42,9 @@ MEANINGS = {
 
 
 def write(answer: Answer, folder: pathlib.Path) -> None:
-    """Writes timeline.html and trace.json into a folder that is there, each whole or not at all."""
+    """Writes timeline.html, timeline.png and trace.json into a folder that is there."""
     values = timeline(answer)
+    answer_picture.write(values, folder / "timeline.png")
     page.write(values, folder / "timeline.html")
     chrome.write(values, folder / "trace.json")
 

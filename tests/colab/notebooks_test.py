@@ -1,0 +1,83 @@
+"""The notebooks run from top to bottom, and the outputs kept in them are those of such a run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import pathlib
+import re
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
+from tests.conftest import ROOT
+
+COLAB = ROOT / "colab"
+NOTEBOOKS = sorted(COLAB.glob("*.ipynb"))
+named = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def execute(notebook: nbformat.NotebookNode, seconds: int) -> None:
+    """Runs the cells in order, in the notebook's folder. Raises CellExecutionError at the first
+    that fails, also if only a command in it does, which a notebook itself passes over."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and re.search(r"(?m)^!", cell.source):
+            cell.source += "\nassert _exit_code == 0, _exit_code"
+    client = NotebookClient(
+        notebook,
+        timeout=seconds,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(COLAB)}},
+    )
+    client.execute()
+
+
+def text(notebook: nbformat.NotebookNode) -> str:
+    return "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+
+
+def figures(notebook: nbformat.NotebookNode) -> list[Image.Image]:
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    data = [o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    return [Image.open(io.BytesIO(base64.b64decode(one))) for one in data]
+
+
+@named
+def test_runs_from_top_to_bottom(
+    path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    kept, fresh = nbformat.read(path, 4), nbformat.read(path, 4)
+    execute(fresh, 400)
+    assert len(figures(fresh)) == len(figures(kept))
+
+
+@named
+def test_the_outputs_kept_are_those_of_one_run(path: pathlib.Path) -> None:
+    notebook = nbformat.read(path, 4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(o.output_type != "error" for cell in cells for o in cell.outputs)
+    assert not re.search(r"/home/|/root/|/Users/|Traceback", text(notebook))
+    assert all(figure.width >= 700 for figure in figures(notebook))
+
+
+def test_a_command_that_fails_ends_the_run() -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("!exit 3")])
+    with pytest.raises(Exception, match="AssertionError"):
+        execute(notebook, 60)
+
+
+def test_the_model_reads_the_digits_drawn() -> None:
+    said = text(nbformat.read(COLAB / "bubbles.ipynb", 4))
+    accuracy = re.search(r"digits read right +([\d.]+)%", said)
+    assert accuracy, said
+    assert float(accuracy[1]) > 80
