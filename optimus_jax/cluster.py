@@ -5,21 +5,20 @@ Importing this file does not import jax.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from optimus_jax import launchers
+from optimus_jax import coordinator, launchers
 from optimus_jax.errors import UserError
 from optimus_jax.processes import ADDRESS, COUNT, DEVICES, RANK
 
@@ -65,9 +64,17 @@ def initialize(timeout_seconds: int = 300, watched: bool = False) -> None:
 
     if jax.distributed.is_initialized():
         return
+    host = host.strip("[]")
+    notes = coordinator.avoid_proxy(host), coordinator.only_here(host, count)
+    for note in filter(None, notes if rank == 0 else ()):
+        print(f"optimus_jax: {note}", file=sys.stderr, flush=True)
+    with contextlib.suppress(AttributeError):  # an option that a jax may not have
+        jax.config.update("jax_check_proxy_envs", False)  # it would warn of what is seen to
+    if not rank:
+        coordinator.require_free(int(port))
     try:
         if rank:
-            _await_coordinator(host.strip("[]"), int(port), timeout_seconds)
+            coordinator.await_answer(host, int(port), timeout_seconds)
         jax.distributed.initialize(
             values[ADDRESS],
             count,
@@ -128,19 +135,6 @@ def _end_at_once(report: Callable[..., None], kind: type, *error: Any) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
-
-
-def _await_coordinator(host: str, port: int, seconds: float) -> None:
-    """Wait until process 0 answers; without this, jax aborts the interpreter when none does."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"no answer from process 0 in {seconds} s: {error}") from error
-        time.sleep(0.05)
 
 
 def configure_cpu_devices(count: int) -> None:

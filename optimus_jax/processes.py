@@ -53,7 +53,8 @@ def run_local(
 
     Returns 0, or the code of the first process that failed (128 + n where signal n ended it);
     a failure stops the others. Process 0 keeps our stdout and stderr; lines of process i > 0 go
-    to our stderr as `[i] line`, and with `log_dir` to its file process_i.log too.
+    to our stderr as `[i] line`. With `log_dir` each process's lines go to its file process_i.log
+    there too.
     """
     if not command or processes < 1:
         raise ValueError("run_local needs a command and at least one process")
@@ -69,7 +70,7 @@ def run_local(
         try:
             for rank, prepared in enumerate(_prepared(command, processes, pin)):
                 log = None
-                if log_dir is not None and rank:
+                if log_dir is not None:
                     path = Path(log_dir, f"process_{rank}.log")
                     log = stack.enter_context(path.open("wb", buffering=0))
                 children.append(_Child(rank, prepared, environment, log, events))
@@ -126,8 +127,8 @@ class _Child:
             command,
             env={**env, RANK: str(rank), LOCAL_RANK: str(rank)},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if rank else None,
-            stderr=subprocess.STDOUT if rank else None,
+            stdout=subprocess.PIPE if rank or log else None,
+            stderr=subprocess.STDOUT if rank else subprocess.PIPE if log else None,
             process_group=0,
         )
         self.waiter = threading.Thread(target=self._wait, args=(events,), daemon=True)
@@ -139,24 +140,34 @@ class _Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _wait(self, events: _Events) -> None:
-        relay = threading.Thread(target=self._relay, daemon=True)
-        relay.start()
+        ours = sys.stderr if self.rank else sys.stdout
+        outputs = (self.process.stdout, ours), (self.process.stderr, sys.stderr)
+        relays = [
+            threading.Thread(target=self._relay, args=output, daemon=True)
+            for output in outputs
+            if output[0]
+        ]
+        for relay in relays:
+            relay.start()
         code = self.process.wait()
         self.kill()
         # Bounded, for something that left the group may still hold the pipe open.
-        relay.join(_DRAIN_SECONDS)
+        for relay in relays:
+            relay.join(_DRAIN_SECONDS)
         events.put((self.rank, code if code >= 0 else 128 - code))
 
-    def _relay(self) -> None:
-        # The pipe is read to its end whatever happens to our stderr, or the process would block.
-        for line in self.process.stdout or ():
+    def _relay(self, pipe: IO[bytes], to: IO[str]) -> None:
+        # The pipe is read to its end whatever happens to our own, or the process would block.
+        for line in pipe:
             with contextlib.suppress(OSError, ValueError):
                 if self.log:
                     self.log.write(line)
             with contextlib.suppress(OSError, ValueError):
-                text = line.decode(errors="replace").rstrip("\r\n")
-                sys.stderr.write(f"[{self.rank}] {text}\n")
-                sys.stderr.flush()
+                text = line.decode(errors="replace")
+                if self.rank:
+                    text = f"[{self.rank}] " + text.rstrip("\r\n") + "\n"
+                to.write(text)
+                to.flush()
 
 
 def _cluster_environment(processes: int, devices: int | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from optimus_jax import cluster, command
+from optimus_jax import cluster, command, xla_flags
 from optimus_jax.config import Config
 
 command.define_config()
@@ -38,6 +38,8 @@ def main() -> int:
         config = configured(config, execution)
     require_senses(config)
     prepare_devices(config, watched=True)
+    if settings := xla_flags.of_this_run():
+        command.say(settings)
     return train(config, workdir, execution)
 
 

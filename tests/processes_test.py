@@ -105,13 +105,33 @@ def test_stdout_is_that_of_process_0_and_the_others_lose_nothing():
     assert set(err.splitlines()) - set(relayed) == {"[1] err 1", "[1] last 1", "err 0"}
 
 
-def test_log_dir_keeps_the_other_processes_output(tmp_path, capfd):
-    assert processes.run_local(python("print('hello', rank)"), 3, log_dir=tmp_path / "logs") == 0
-    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
-    assert logs == {"process_1.log": "hello 1\n", "process_2.log": "hello 2\n"}
+def test_log_dir_keeps_every_processes_output(tmp_path, capfd):
+    code = "print('hello', rank, flush=True)\nprint('so', rank, file=sys.stderr, flush=True)"
+    assert processes.run_local(python(code), 3, log_dir=tmp_path / "logs") == 0
+    logs = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("logs/*")}
+    assert logs == {f"process_{rank}.log": {f"hello {rank}", f"so {rank}"} for rank in range(3)}
     out, err = capfd.readouterr()
     assert out == "hello 0\n"
-    assert sorted(err.splitlines()) == ["[1] hello 1", "[2] hello 2"]
+    assert sorted(err.splitlines()) == [
+        "[1] hello 1",
+        "[1] so 1",
+        "[2] hello 2",
+        "[2] so 2",
+        "so 0",
+    ]
+
+
+def test_the_launcher_keeps_logs_where_it_is_told(tmp_path, monkeypatch):
+    code = "print(rank, os.environ.get('OPTIMUS_TIMESTAMPS'))"
+    monkeypatch.delenv("OPTIMUS_TIMESTAMPS", raising=False)
+    monkeypatch.setenv("OPTIMUS_LOGS", str(tmp_path))
+    assert launch(python(code)).communicate(timeout=WAIT) == ("0 1\n", "[1] 1 1\n")
+    monkeypatch.setenv("OPTIMUS_TIMESTAMPS", "")
+    assert launch(python(code)).communicate(timeout=WAIT) == ("0 \n", "[1] 1 \n")
+    first, second = sorted(tmp_path.iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+    logs = {path.name: path.read_text() for path in first.iterdir()}
+    assert logs == {"process_0.log": "0 1\n", "process_1.log": "1 1\n"}
+    assert (second / "process_0.log").read_text() == "0 \n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from optimus_jax import cluster, xla_flags, xla_reader
 from optimus_jax.errors import UserError
 from optimus_jax.gpu import environment
+from optimus_jax.gpu_settings import TABLE
 from optimus_jax.xla_reader import Word
 from tests.conftest import ROOT, RunHere
 from tests.gpu.compilers import built
@@ -55,8 +56,13 @@ UNKNOWN = [
 
 
 @pytest.fixture(autouse=True)
-def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(xla_reader.VARIABLE, raising=False)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    names = {name for row in TABLE if not row.is_flag for name in (row.name, *row.aliases)}
+    names |= {name for name in os.environ if name.startswith("NCCL_")}
+    for name in (xla_reader.VARIABLE, xla_flags.OURS, *names):
+        monkeypatch.setenv(name, "")  # so that what a test sets is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where NCCL looks for .nccl.conf
 
 
 def start_jax(flags: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
@@ -109,6 +115,7 @@ def test_cpu_runs_get_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.platform() == "cpu"
     xla_flags.apply()
     assert "XLA_FLAGS" not in os.environ
+    assert not os.environ.keys() & {row.name for row in TABLE}
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     xla_flags.apply()
     assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=2"
@@ -129,7 +136,7 @@ def test_the_users_own_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
     xla_flags.apply()  # a launcher's process finds what the launcher has set
     assert os.environ["XLA_FLAGS"] == once
     described = xla_flags.describe("gpu", "b200").splitlines()
-    assert len(described) == len(xla_flags.flags("gpu", "b200"))
+    assert len(described) == len(xla_flags.settings("gpu", "b200"))
     (limit,) = [line for line in described if LIMIT in line]
     assert f"--{LIMIT}=16 (left out: you set --{LIMIT}=1): " in limit
 

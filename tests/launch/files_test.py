@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -120,11 +121,15 @@ def test_open_mpi_wants_its_options_apart() -> None:
         assert done.returncode == 2 and done.stderr.startswith("usage: ")
 
 
-def test_the_first_host_is_the_coordinators(tmp_path: pathlib.Path) -> None:
-    """With an mpirun that only says what it was given."""
-    fake = tmp_path / "mpirun"
+def fake_mpirun(folder: pathlib.Path) -> None:
+    """An mpirun that only says what it was given."""
+    fake = folder / "mpirun"
     fake.write_text('#!/bin/sh\necho "$JAX_COORDINATOR_ADDRESS" "$@"\n')
     fake.chmod(0o755)
+
+
+def test_the_first_host_is_the_coordinators(tmp_path: pathlib.Path) -> None:
+    fake_mpirun(tmp_path)
     (tmp_path / "hosts").write_text("# two\n\nnode7 slots=2\nnode8 slots=2\n")
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -141,3 +146,34 @@ def test_the_first_host_is_the_coordinators(tmp_path: pathlib.Path) -> None:
         )
         assert done.stdout.startswith(f"{first}:61999 --bind-to none"), done.stderr
         assert done.stdout.rstrip().endswith("-m optimus_jax.train --config=x")
+
+
+def test_open_mpi_hands_on_what_the_user_set_and_keeps_logs(tmp_path: pathlib.Path) -> None:
+    fake_mpirun(tmp_path)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"}
+    script = ["bash", str(LAUNCH / "openmpi.sh"), "-n", "4"]
+
+    def words(*options: str, **more: str) -> list[str]:
+        done = subprocess.run(
+            [*script, *options, "--", "--config=x"],
+            capture_output=True,
+            text=True,
+            env=environment | more,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    def after(given: list[str], option: str) -> list[str]:
+        return [b for a, b in itertools.pairwise(given) if a == option]
+
+    given = words("-x", "NCCL_DEBUG=INFO")
+    exported = after(given, "-x")
+    assert sorted(exported) == sorted(
+        ["JAX_COORDINATOR_ADDRESS", "NCCL_DEBUG=INFO", "NCCL_IB_HCA", "OPTIMUS_TIMESTAMPS"]
+    )
+    (logs,) = after(given, "--output-filename")
+    assert re.fullmatch(rf"{tmp_path}/logs/openmpi-\d{{8}}-\d{{6}}-\d+:nojobid", logs)
+    (logs,) = after(words(OPTIMUS_LOGS="/elsewhere"), "--output-filename")
+    assert logs.startswith("/elsewhere/openmpi-")
+    assert after(words("--output-filename", "own"), "--output-filename") == ["own"]

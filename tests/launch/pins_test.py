@@ -46,9 +46,7 @@ def on(python: str, requirements: list[Requirement]) -> dict[str, Requirement]:
 
 
 def resolve(requirements: list[Requirement], *options: str) -> None:
-    done = subprocess.run(
-        [*PIP, *options, *map(str, requirements)], capture_output=True, text=True
-    )
+    done = subprocess.run([*PIP, *options, *map(str, requirements)], capture_output=True, text=True)
     said = re.sub(r"(?m)^WARNING.*\n", "", done.stderr)
     if re.search(r"ConnectionError|ConnectTimeout|Name or service|No matching.*pip\b", said):
         pytest.skip("no package index can be reached")
