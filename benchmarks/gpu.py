@@ -5,9 +5,11 @@
 
 Parts, by their names in --parts: `loops`, the trip counts that the host reads at every tick;
 `step`, the tasks of one pipeline stage, and whole steps of the executor against the same model
-under plain jit; `blocks`, transformer blocks here and in PyTorch by turns. Prints tables and, after
-every part and block, writes all figures so far to --out. What fails is written down with what it
-said, and the rest runs; what there is no time for (--limit) likewise. The exit code is then 1.
+under plain jit; `blocks`, transformer blocks here and in PyTorch by turns; `default`, whole steps
+of configs/digits.py; `shards`, kernels of GPT-175B and ViT-22B beside the planner's. Prints tables
+and, after every part and block, writes all figures so far to --out. What fails is written down with
+what it said, and the rest runs; what there is no time for (--limit) likewise. The exit code is then
+1.
 """
 
 from __future__ import annotations
@@ -31,18 +33,22 @@ from typing import Any
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.65")
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 
+import gpu_default
 import gpu_loops
 import gpu_report
+import gpu_shards
 import gpu_step
 import jax
 import numpy as np
 from gpu_blocks import Case, JaxBlock, init
 
 from optimus_jax.config import EncoderConfig, LlmConfig
+from optimus_jax.cost.kernels import save_profile
 from optimus_jax.measure.rounds import by_turns
 
-PARTS = "loops", "step", "blocks"
-NEEDED = {"loops": 45.0, "step": 150.0, "blocks": 40.0}  # seconds; of a part or a block's system
+PARTS = "loops", "step", "blocks", "default", "shards"
+# seconds of a part, or of a block's system
+NEEDED = {"loops": 45.0, "step": 150.0, "blocks": 40.0, "default": 60.0, "shards": 115.0}
 ROUNDS = 30.0  # and of all its rounds
 PACKAGES = (
     "jax",
@@ -236,10 +242,24 @@ def apart(results: list[np.ndarray], reference: list[np.ndarray]) -> float:
     )
 
 
-def step(run: Run, sizes: Sizes, small: bool) -> dict[str, Any]:
-    chip = gpu_report.chip_of(run.figures["where"]["device"])
-    config = gpu_step.configuration(chip or "cpu_core", small)
-    return gpu_step.measure(config, sizes.rounds, lambda words: print(words, flush=True))
+def step(chip: str, sizes: Sizes, small: bool) -> dict[str, Any]:
+    return gpu_step.measure(gpu_step.configuration(chip, small), sizes.rounds, say)
+
+
+def shards(run: Run, chip: str, sizes: Sizes, small: bool) -> list[dict[str, Any]]:
+    """Writes the profile that the planner reads, too: beside --out, with `_profile` in its name."""
+    layers = gpu_shards.SMALL if small else gpu_shards.FULL
+    cores = sizes.cores[:1] if small else sizes.cores  # half a minute of a CPU's to compile both
+    found = gpu_shards.measure(layers, cores, sizes.dtype, chip, sizes.rounds, say)
+    for one in found:
+        for kernel, why in one["left_out"].items():
+            run.failed[f"shards: {one['model']}: {kernel}"] = why
+    save_profile(run.out.with_stem(f"{run.out.stem}_profile"), gpu_shards.profile(found))
+    return found
+
+
+def say(words: str) -> None:
+    print(words, flush=True)
 
 
 def main() -> int:
@@ -253,9 +273,12 @@ def main() -> int:
         parser.error(f"--out={options.out}: there is no folder {options.out.parent}")
     sizes, run = SMALL if options.small else FULL, Run(options.out, options.limit)
     needed = dict.fromkeys(PARTS, 0.0) if options.small else NEEDED
+    chip = gpu_report.chip_of(run.figures["where"]["device"]) or "cpu_core"
     parts: dict[str, Callable[[], Any]] = {
         "loops": partial(gpu_loops.measure, sizes.ticks, (4, 5, 6), sizes.rounds),
-        "step": partial(step, run, sizes, options.small),
+        "step": partial(step, chip, sizes, options.small),
+        "default": partial(gpu_default.measure, chip, sizes.rounds, options.small, say),
+        "shards": partial(shards, run, chip, sizes, options.small),
     }
     for part in options.parts:
         if part == "blocks":  # fail one by one

@@ -32,6 +32,10 @@ def text(figures: dict[str, Any]) -> list[str]:
         found.append(_loops(figures["loops"]))
     if "step" in figures:
         found += _step(figures["step"], chip)
+    if "default" in figures:
+        found.append(_default(figures["default"]))
+    for one in figures.get("shards", ()):
+        found += _shard(one, chip)
     return found
 
 
@@ -126,4 +130,45 @@ def _step(found: dict[str, Any], chip: str | None) -> list[str]:
         table_text(("whole step", "median, ms", "quartiles"), rows),
         f"executor / plain {over.median:.3f} (IQR {over.iqr:.3f}), goal at most"
         f" {1 + OVERHEAD:.2f}{verdict}",
+    ]
+
+
+def _default(found: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            f"{one['dtype']}, {one['ticks']} ticks",
+            *_quartiles(one["step_s"], 1e3),
+            f"{1e3 * one['predicted_s']:.2f}",
+            f"{1e3 * one['first_s']:.2f}",
+            f"{one['compile_s']:.1f}",
+        )
+        for one in found
+    ]
+    header = "configs/digits.py, pp 1", "step, ms", "quartiles", "predicted", "first", "compile, s"
+    return table_text(header, rows)
+
+
+def _shard(one: dict[str, Any], chip: str | None) -> list[str]:
+    rows = []
+    for row in one["kernels"]:
+        name = " ".join(filter(None, (row["pass"], row["kernel"], row["core"])))
+        expected = row["predicted_s"][one["chip"]]
+        rows.append(
+            (
+                name,
+                *_quartiles(row["seconds"], 1e6),
+                f"{row['flops'] / 1e9:.3g}" if row["flops"] else "",
+                _share(row["flops"], statistics.median(row["seconds"]), chip),
+                f"{1e6 * expected:.1f}",
+                f"{row['ratio']:.2f}",
+            )
+        )
+    memory = f", at most {one['peak_bytes'] / 1e9:.1f} GB held" if one["peak_bytes"] else ""
+    (loop, _) = _quartiles(one["loop_s"], 1e6)
+    header = "kernel", "median, us", "quartiles", "GFLOP", "of the peak", "predicted", "ratio"
+    return [
+        f"{one['model']}, a shard of tp {one['tp']}, {one['rows']} x {one['length']},"
+        f" {one['dtype']}; {loop} us of the loop in each{memory}; ratio: predicted for"
+        f" {one['chip']} / measured",
+        table_text(header, rows),
     ]

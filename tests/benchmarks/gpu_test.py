@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from optimus_jax.config import EncoderConfig, LlmConfig
+from optimus_jax.cost.kernels import load_profile
+from optimus_jax.models import blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TORCH = importlib.util.find_spec("torch") is not None
@@ -57,6 +64,83 @@ def test_tasks_and_whole_steps_are_timed(tmp_path: pathlib.Path) -> None:
     assert tasks["B layers"]["flops"] == 3 * tasks["F layers"]["flops"]
     for times in figures["step"]["steps"].values():
         assert len(times) == 3 and min(times) > 0
+
+
+def test_default_steps_and_kernels_of_shards(tmp_path: pathlib.Path, scripts: None) -> None:
+    import gpu_shards
+
+    figures = small(tmp_path / "gpu.json", "default", "shards")
+    assert [one["dtype"] for one in figures["default"]] == ["float32", "bfloat16"]
+    for one in figures["default"]:
+        times = [*one["step_s"], one["first_s"], one["compile_s"], one["predicted_s"]]
+        assert len(times) == 6 and all(0 < x < math.inf for x in times)
+        assert math.isfinite(one["loss"])
+    gpt, vit = figures["shards"]
+    for one in (gpt, vit):
+        assert one["left_out"] == {} and one["chip"] == "cpu_core"
+        for row in one["kernels"]:
+            assert len(row["seconds"]) == 3 and all(0 < x < math.inf for x in row["seconds"])
+            assert set(row["predicted_s"]) == {"cpu_core", "h100", "h200"}
+            expected = row["predicted_s"]["cpu_core"] / statistics.median(row["seconds"])
+            assert row["ratio"] == pytest.approx(expected)
+    # two rows of 16 positions; width 64, and of the shard two heads of 16 and 128 of the MLP
+    products = {"qkv": 64 * 96, "out": 32 * 64, "up": 64 * 128, "down": 128 * 64}
+    for one, pairs in ((gpt, 16 * 16 // 2), (vit, 16 * 16)):
+        flops = {(row["pass"], row["kernel"]): row["flops"] for row in one["kernels"]}
+        for name, entries in products.items():
+            assert flops["forward", name] == 2 * 32 * entries
+            assert flops["backward", f"{name}_weight_gradient"] == 2 * 32 * entries
+        assert flops["forward", "attention"] == 2 * 2 * (2 * pairs) * 32
+        assert flops["backward", "attention"] == 5 * 2 * (2 * pairs) * 32
+        forward = 2 * 32 * sum(products.values()) + 4 * 2 * pairs * 32
+        assert flops["forward", "layer"] == forward
+        assert flops["both", "layer"] == 3 * forward + 2 * 2 * pairs * 32
+    profile = load_profile(tmp_path / "gpu_profile.json")
+    (own, _) = gpu_shards.SMALL
+    (qkv,) = (row for row in gpt["kernels"] if row["kernel"] == "qkv")
+    measured = gpu_shards.predicted(own, "h200", "float32").measured(profile, gpt["model"])
+    (found,) = (kernel for kernel in measured.forward if kernel.name == "qkv")
+    assert found.seconds == statistics.median(qkv["seconds"])
+
+
+def test_kernels_are_those_that_the_planner_predicts(scripts: None) -> None:
+    import gpu_kernels
+    import gpu_shards
+
+    for shard in (*gpu_shards.FULL, *gpu_shards.SMALL):
+        names = [(way, name) for way, name, *_ in gpu_kernels.kernels(shard, ("xla",), "bfloat16")]
+        expected = gpu_shards.entries(gpu_shards.predicted(shard, "h200", "bfloat16"))
+        layers = {("forward", "layer"), ("both", "layer")}
+        assert len(set(names)) == len(names) and set(names) == expected.keys() - layers
+
+
+def test_a_loop_runs_its_kernel_every_time(scripts: None) -> None:
+    from gpu_kernels import Run, random
+
+    x, g = (random(k, 4, 4, dtype="float32") for k in range(2))
+    zero = np.zeros((4, 4), np.float32)
+    run = Run(lambda x, g, total: (total + x.T @ g,), (x, g, jax.device_put(zero)), adds=True)
+    changed, _, total = run.loop(3)(*run.operands)
+    # between times, a number of the result goes into x, which has a part in the first row only
+    np.testing.assert_allclose(total[1:], 3 * (x.T @ g)[1:], rtol=1e-5)
+    assert changed[0, 0] == np.clip(total[0, 0], -1, 1) and changed[0, 1] == x[0, 1]
+
+
+def test_a_layers_shard_is_that_of_the_model(scripts: None) -> None:
+    """With one shard there is nothing that it lacks: the layer is the model's own."""
+    import gpu_kernels
+    import gpu_shards
+
+    for small in gpu_shards.SMALL:
+        whole = dataclasses.replace(small, tp=1)
+        x, p = gpu_kernels.layer(whole, "xla", "float32", False).operands
+        expected = blocks.run(blocks.pieces(whole.part), p, x)
+        for core in ("xla", "plain"):
+            made = gpu_kernels.layer(whole, core, "float32", False).function(x, p)
+            np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4)
+        x, g, p, _ = gpu_kernels.layer(small, "xla", "float32", True).operands
+        assert x.shape == g.shape == (2, 8, 64)
+        assert p["attention"]["qkv"].shape == (64, 3, 2, 16) and p["mlp"]["down"].shape == (128, 64)
 
 
 def test_operations_of_a_case(scripts: None) -> None:
