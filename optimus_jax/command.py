@@ -267,10 +267,13 @@ def is_first() -> bool:
 
 
 def say(text: str) -> None:
-    """A line for people, from the first process."""
+    """A line for people, from the first process. That nobody reads any more ends no run."""
     if is_first():
         stamp = time.strftime("%F %T ") if os.environ.get(TIMESTAMPS) else ""
-        print("\n".join(stamp + line for line in text.split("\n")), flush=True)
+        try:
+            print("\n".join(stamp + line for line in text.split("\n")), flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit(values: dict[str, Any]) -> None:

@@ -48,14 +48,21 @@ def predicted(config: Config, plan: Plan) -> dict[str, Any]:
     }
 
 
-def write(workdir: pathlib.Path, config: Config, plan: Plan, watch: Stopwatch) -> dict[str, Any]:
+def write(
+    workdir: pathlib.Path,
+    config: Config,
+    plan: Plan,
+    watch: Stopwatch,
+    startup: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Writes report.json, report.txt, trace.json and the timeline as text, picture and page;
-    returns the report's values."""
+    returns the report's values. `startup` is what Startup.values gives."""
     values = {
         **predicted(config, plan),
         "measured_step_s": watch.median(),
         "measured_quartiles_s": watch.quartiles(),
         "steps_timed": max(0, len(watch.seconds) - watch.SKIPPED),
+        "startup": dict(startup or {}),
         "timeline": text_grid(plan.lanes),
     }
     where = folder(workdir)

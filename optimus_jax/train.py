@@ -98,13 +98,16 @@ def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
     from optimus_jax.plan.plan import make_plan
     from optimus_jax.runtime.executor import Executor
     from optimus_jax.runtime.trainer import Trainer
+    from optimus_jax.startup import Startup
     from optimus_jax.stop_request import StopRequest
     from optimus_jax.watchdog import Watchdog
 
+    startup, hosts = Startup(), topology.machines()
+    startup.done("packages and devices")
     costs = command.costs()
     plan = planned(config, execution, costs) if execution else make_plan(config, costs)
     agree(plan)
-    hosts = topology.machines()
+    startup.done("plan")
     devices = topology.by_machine(jax.devices(), hosts)
     executor = Executor.of(config, plan.program.slots, devices, plan.pipeline)
     topology.check(executor.meshes, hosts)
@@ -126,6 +129,7 @@ def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
     else:
         state = trainer.init()
     command.say(f"{config.parallel.method}: {topology.summary(executor.meshes, hosts)}")
+    startup.done("data and weights")
 
     step = trainer.train_step()
     tables = executor.feed.tables(plan.program)
@@ -146,6 +150,11 @@ def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
             state, metrics = step(state, batch, *tables)
             if previous is not None:
                 jax.block_until_ready(previous)  # step n runs while the host looks at step n - 1
+            else:
+                jax.block_until_ready(metrics)
+                startup.done("compilation and step")
+                startup.close()
+                command.say(str(startup))
             now = time.perf_counter()
             watch.add(now - clock)
             clock = now
@@ -178,7 +187,7 @@ def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
         log.close()
         checkpoints.close()
     if command.is_first():
-        written = report.write(workdir, config, plan, watch)
+        written = report.write(workdir, config, plan, watch, startup.values())
         command.say(report.text(written))
         if flags.FLAGS.json:
             command.emit(report.summary(written, values["loss"]))

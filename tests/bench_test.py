@@ -133,6 +133,7 @@ def test_a_cluster_of_another_size_is_refused(module: str, monkeypatch: pytest.M
     assert done.stderr == "3 processes were started, the plan has 2 devices\n"
 
 
+@pytest.mark.slow  # colab/bubbles.ipynb runs one in every suite
 def test_an_emulated_bench_in_two_processes(tmp_path: pathlib.Path) -> None:
     methods, rounds, f = ("text_only", "balanced", "phased", "filled"), 2, 0.005
     line = [

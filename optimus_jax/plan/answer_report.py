@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections import defaultdict
 from typing import Any
@@ -12,6 +13,7 @@ from optimus_jax.fill.backbone import BUBBLES
 from optimus_jax.fill.filling import Filling
 from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.plan.rank_views import CAUSES
+from optimus_jax.plan.traffic import traffic
 from optimus_jax.tables import table_text
 
 
@@ -74,6 +76,9 @@ def _method(answer: Answer, o: Outcome) -> dict[str, Any]:
             for name, plan in o.plans.items()
         },
     }
+    if o.plans or o.method == "text_only":
+        counted = traffic(answer.cluster, answer.llm.plan, o.plans)
+        found["traffic_bytes"] = dataclasses.asdict(counted)
     if o.baseline is not None:
         b = o.baseline
         found["layers"] = {
@@ -123,15 +128,18 @@ def text(answer: Answer) -> str:
     lines += ["", _orders(answer)]
     best = answer.outcomes[answer.recommended]
     lines += ["", f"recommended: {answer.recommended}: {answer.reason}"]
-    lines += [f"encoder plan: {_encoder_words(answer, best)}"] if best.plans else []
+    lines += [f"encoder plan: {encoder_words(answer, best)}"] if best.plans else []
     lines += ["", _memory(best.memory, answer.recommended, cluster.capacity)]
+    if best.plans or best.method == "text_only":
+        lines += ["", _traffic(answer, best)]
     lines += [f"{name} is left out: {why}" for name, why in answer.refused.items()]
     constants = ", ".join(f"{name} {value:.4g}" for name, value in answer.constants.items())
     lines += ["", f"constants: {constants}", f"scheduling took {answer.scheduling_s:.1f} s"]
     return "\n".join(lines)
 
 
-def _encoder_words(answer: Answer, o: Outcome) -> str:
+def encoder_words(answer: Answer, o: Outcome) -> str:
+    """A method's encoder plans in words."""
     return "; ".join(
         f"{name} {plan.pipelines} pipeline{'s' if plan.pipelines > 1 else ''} of pp {plan.stages}"
         f" x tp {answer.llm.plan.tp // plan.copies} beside each LLM pipeline"
@@ -178,6 +186,16 @@ def _memory(table: MemoryTable, name: str, capacity: float) -> str:
     rows.append(("together", f"{table.total / 1e9:.2f}"))
     rows.append(("a device holds", f"{capacity / 1e9:.2f}"))
     return table_text((f"memory of {name}, on the fullest device", "GB"), rows)
+
+
+def _traffic(answer: Answer, o: Outcome) -> str:
+    plan, found = answer.llm.plan, traffic(answer.cluster, answer.llm.plan, o.plans)
+    rows = [
+        (what, f"{count / 1e9:.2f}", f"{count / link.bandwidth / o.step:.1%}")
+        for what, (count, link) in found.rows(plan, answer.cluster.chip).items()
+    ]
+    header = f"traffic of {o.method}, sent by a device in a step, over", "GB", "link busy"
+    return table_text(header, rows)
 
 
 def plan_values(answer: Answer, method: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def small(out: pathlib.Path, *parts: str) -> dict[str, Any]:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_blocks_agree_between_cores_and_with_torch(tmp_path: pathlib.Path) -> None:
     figures = small(tmp_path / "gpu.json", "blocks", "loops")
     assert figures["failed"] == {} and figures["where"]["platform"] == "cpu"
@@ -57,6 +58,7 @@ def test_blocks_agree_between_cores_and_with_torch(tmp_path: pathlib.Path) -> No
     assert [x["loops"] for x in figures["loops"] if x["trips"] == "no trip"] == [0, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_tasks_and_whole_steps_are_timed(tmp_path: pathlib.Path) -> None:
     figures = small(tmp_path / "gpu.json", "step")
     tasks = {task["task"]: task for task in figures["step"]["tasks"]}

@@ -134,6 +134,7 @@ def check_whole_step(found: dict[str, Any], held: Iterable[str] = ALL) -> None:
     assert found["predicted_us"] > 0 and found["memory"]["total"] > 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_whole_step_holds_the_encoder_work_that_is_planned() -> None:
     check_whole_step(json.loads(run(built(), "optimus_jax.compile", *STEP)))

@@ -136,7 +136,7 @@ def test_the_command_writes_its_folder(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["method"] == found["recommended"]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"plan.json", "answer.json", "trace.json", "timeline.html"}
+    assert names == {"plan.json", "answer.json", "trace.json", "timeline.html", "timeline.png"}
 
 
 def test_wrong_configurations_are_words() -> None:
