@@ -95,16 +95,19 @@ class ModelConfig:
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """`name` is a key of data/sources.py. `folder` holds the data; empty, it is looked for where
-    launch/data.sh or the Debian package puts it. Pictures of the digits show `digits_low` to
-    `digits_high` of them; for other data sets both are 0. In training, a share of up to `hide_text`
-    of a caption's characters, drawn for each example, is not shown to the LLM, which still has to
-    predict it: less to learn by heart, more to see in the picture."""
+    launch/data.sh or the Debian package puts it; the data set "folder" has to have one. There,
+    `mirror` shows half of the train pictures mirrored, but none whose caption says left or right.
+    Pictures of the digits show `digits_low` to `digits_high` of them; for other data sets both are
+    0. In training, a share of up to `hide_text` of a caption's characters, drawn for each example,
+    is not shown to the LLM, which still has to predict it: less to learn by heart, more to see in
+    the picture."""
 
     name: str
     folder: str = ""
     hide_text: float = 0.0
     digits_low: int = 0
     digits_high: int = 0
+    mirror: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

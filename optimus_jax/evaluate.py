@@ -95,6 +95,11 @@ def _accuracies(
     }
 
 
+def _both(found: Readings) -> dict[str, Any]:
+    """Accuracies and losses: captions of one's own pictures may be labels, or all different."""
+    return {**_captions(found), **_loss(found)}
+
+
 def _loss(found: Readings) -> dict[str, Any]:
     """heldout_loss: nats for each character of the held-out captions, their ends included.
     shuffled_loss: of the same captions with other held-out pictures, the mean over some pairings.
@@ -102,8 +107,8 @@ def _loss(found: Readings) -> dict[str, Any]:
     images, characters = found.batch["image"], found.batch["weights"].sum()
     own = found.decoder.losses(found.batch)
     others = [
-        found.decoder.losses({**found.batch, "image": np.roll(images, shift, axis=0)})
-        for shift in other_shifts(found.captions, SHIFTS)
+        found.decoder.losses({**found.batch, "image": images[chosen]})
+        for chosen in other_pictures(found.captions, SHIFTS)
     ]
     gaps = np.mean(others, axis=0) - own
     return {
@@ -117,19 +122,41 @@ def _loss(found: Readings) -> dict[str, Any]:
     }
 
 
+def other_pictures(captions: list[str], most: int) -> list[np.ndarray]:
+    """Up to `most` pairings, int [N] each, that give no caption its own picture or one with an
+    equal caption: shifts where there are any, else each caption picks among its others.
+
+    Raises UserError if all captions are equal.
+    """
+    count = len(captions)
+    if shifts := other_shifts(captions, most):
+        return [(np.arange(count) - shift) % count for shift in shifts]
+    words = np.array(captions)
+    others = [np.flatnonzero(words != caption) for caption in captions]
+    if not all(map(len, others)):
+        raise command.UserError(
+            f"the {count} held-out captions are all {captions[0]!r}: there is none to compare with;"
+            " a larger config.evaluate_examples may help"
+        )
+    return [
+        np.array(
+            [
+                other[(k + pairing * len(other) // most) % len(other)]
+                for k, other in enumerate(others)
+            ]
+        )
+        for pairing in range(most)
+    ]
+
+
 def other_shifts(captions: list[str], most: int) -> list[int]:
     """Up to `most` shifts, spread evenly, that give no picture its own or an equal caption: picture
-    k goes to caption k + shift. Raises UserError if there is none."""
+    k goes to caption k + shift."""
     valid = [
         shift
         for shift in range(1, len(captions))
         if all(captions[k - shift] != caption for k, caption in enumerate(captions))
     ]
-    if not valid:
-        raise command.UserError(
-            f"the {len(captions)} held-out captions repeat too often to pair each with a picture"
-            " of another one: a larger config.evaluate_examples may help"
-        )
     return [valid[k * len(valid) // most] for k in range(most)] if len(valid) > most else valid
 
 
@@ -137,6 +164,7 @@ SCORES: dict[str, Callable[[Readings], dict[str, Any]]] = {
     "digits": _digits,
     "captions": _captions,
     "loss": _loss,
+    "both": _both,
 }
 
 

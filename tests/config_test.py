@@ -123,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"train.seed": 2**32}, "train.seed: must be at most 4294967295, got 4294967296"),
     ({"hardware": "h20"}, "hardware: unknown 'h20', did you mean h200 or h100?"),
     ({"model.dtype": "float16"}, "model.dtype: unknown 'float16', did you mean "),
-    ({"data.name": "cats"}, "data.name: unknown 'cats' (valid: digits, fashion, stamps)"),
+    ({"data.name": "cats"}, "data.name: unknown 'cats' (valid: digits, fashion, folder, stamps)"),
     (
         {"parallel.order": "1f1v", "parallel.chunks": 2, "model.llm.layers": 4},
         "parallel.order: unknown '1f1v', did you mean 1f1b? (valid: 1f1b, gpipe)",

@@ -15,7 +15,7 @@ from optimus_jax.config import Config, from_config_dict
 from optimus_jax.data import sources, tokens
 from optimus_jax.train import example_batches
 from tests.conftest import RunHere
-from tests.data.small_sets import fashion_folder, stamps_folder
+from tests.data.small_sets import fashion_folder, own_folder, stamps_folder
 
 EXAMPLES = 40
 
@@ -142,8 +142,29 @@ def test_shifts_give_no_picture_its_own_or_an_equal_caption() -> None:
     assert evaluate.other_shifts(captions, 2) == [1, 3]
     spread = evaluate.other_shifts(list("abcdefghijklmnopq"), 4)
     assert spread == [1, 5, 9, 13]
-    with pytest.raises(evaluate.command.UserError, match="2 held-out captions repeat too often"):
-        evaluate.other_shifts(["a", "a"], 3)
+    assert evaluate.other_shifts(["a", "a"], 3) == []
+
+
+def test_captions_that_repeat_are_paired_with_others_each_for_itself() -> None:
+    captions = ["a", "a", "a", "b"]
+    found = evaluate.other_pictures(captions, 3)
+    assert [pairing.tolist() for pairing in found] == [[3, 3, 3, 0], [3, 3, 3, 1], [3, 3, 3, 2]]
+    (shifted,) = evaluate.other_pictures(["a", "b"], 3)
+    assert shifted.tolist() == [1, 0]
+    with pytest.raises(evaluate.command.UserError, match="2 held-out captions are all 'a'"):
+        evaluate.other_pictures(["a", "a"], 3)
+
+
+def test_pictures_of_a_folder_are_scored_by_whole_captions_and_by_losses(
+    values: dict[str, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = own_folder(tmp_path / "own", lambda k: f"thing {k % 3}")
+    config = other_config(values, "own", pictures)
+    monkeypatch.setattr(evaluate, "load_decoder", lambda config, workdir: Judge(config, True))
+    found = evaluate.evaluate(config, tmp_path)
+    assert found["caption_accuracy"] == 1 and found["shuffled_accuracy"] < 1
+    assert (found["heldout_loss"], found["shuffled_loss"]) == pytest.approx((1, 3))
+    assert found["samples"][0]["caption"] == found["samples"][0]["reading"]
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def examples(
     `tokens`, `targets` and `weights` [length], `caption` str. A share of up to `hide_text` of the
     caption is PAD in `tokens`, though not in `targets`.
 
-    Raises ValueError if one might not fit, UserError if the data is missing.
+    Raises ValueError if one might not fit, UserError if the data is missing or does not fit.
     """
+    source = source.fitted(canvas, length - image_tokens - 2)  # without start and end
     source.load(split)  # now, so that threads that compute examples do not race to load it
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be at least 0")

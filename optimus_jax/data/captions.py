@@ -31,6 +31,11 @@ def shortened(text: str, longest: int) -> str | None:
     that is too long as well."""
     if len(text) <= longest:
         return text
-    ends = [text.find(mark) for mark in (". ", "! ", "? ") if mark in text]
-    first = text[: min(ends) + 1] if ends else text
+    first = first_sentence(text)
     return first if len(first) <= longest else None
+
+
+def first_sentence(text: str) -> str:
+    """`text` up to the first full stop, exclamation or question mark before a space."""
+    ends = [text.find(mark) for mark in (". ", "! ", "? ") if mark in text]
+    return text[: min(ends) + 1] if ends else text

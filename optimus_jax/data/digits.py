@@ -34,7 +34,7 @@ class Digits:
     channels: ClassVar[int] = 1
     light_on_dark: ClassVar[bool] = True
     score: ClassVar[str] = "digits"
-    unused: ClassVar[tuple[str, ...]] = ("folder",)  # they come with scikit-learn
+    unused: ClassVar[tuple[str, ...]] = ("folder", "mirror")  # they come with scikit-learn
 
     @classmethod
     def of(cls, settings: Any) -> Digits:
@@ -58,6 +58,9 @@ class Digits:
     @property
     def longest(self) -> int:
         return 2 * self.high - 1  # with spaces between
+
+    def fitted(self, canvas: tuple[int, int], characters: int) -> Digits:
+        return self
 
     def load(self, split: str) -> int | None:
         """Loads a split; every index gives another picture."""

@@ -52,7 +52,7 @@ class Fashion:
     channels: ClassVar[int] = 1
     light_on_dark: ClassVar[bool] = True
     score: ClassVar[str] = "captions"
-    unused: ClassVar[tuple[str, ...]] = ("digits_low", "digits_high")
+    unused: ClassVar[tuple[str, ...]] = ("digits_low", "digits_high", "mirror")
     contents: ClassVar[str] = "pictures of garments"
     smallest: ClassVar[tuple[int, int]] = (SIDE, SIDE)
     longest: ClassVar[int] = max(map(len, CAPTIONS))
@@ -63,6 +63,9 @@ class Fashion:
 
     def errors(self) -> Iterator[str]:
         yield from ()
+
+    def fitted(self, canvas: tuple[int, int], characters: int) -> Fashion:
+        return self
 
     def load(self, split: str) -> int | None:
         """Loads a split: train pictures are drawn anew for ever, held-out ones come in order."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from optimus_jax.data.digits import Digits
 from optimus_jax.data.fashion import Fashion
+from optimus_jax.data.folder import Folder
 from optimus_jax.data.stamps import Stamps
 
 
@@ -41,12 +42,19 @@ class Source(Protocol):
 
     @property
     def longest(self) -> int:
-        """Characters of the longest caption."""
+        """Characters of the longest caption; the least that would do where only the files tell, and
+        then `load` refuses what does not fit."""
+        ...
+
+    def fitted(self, canvas: tuple[int, int], characters: int) -> Source:
+        """The same, for pictures of that height and width and captions of at most so many
+        characters: itself where settings alone say how large both are."""
         ...
 
     def load(self, split: str) -> int | None:
         """Gets the examples of `split` ready and returns how many there are, None if they never
-        repeat. Raises ValueError for an unknown split, UserError where the data is missing."""
+        repeat. Raises ValueError for an unknown split, UserError where the data is missing or
+        does not fit."""
         ...
 
     def example(
@@ -57,7 +65,12 @@ class Source(Protocol):
         ...
 
 
-SOURCES: dict[str, Any] = {"digits": Digits, "fashion": Fashion, "stamps": Stamps}
+SOURCES: dict[str, Any] = {
+    "digits": Digits,
+    "fashion": Fashion,
+    "folder": Folder,
+    "stamps": Stamps,
+}
 
 
 def make(settings: Any) -> Source:

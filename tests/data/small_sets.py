@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -51,4 +53,23 @@ def stamps_folder(folder: pathlib.Path, count: int = 40) -> pathlib.Path:
     for k in range(count):
         word = chr(ord("a") + k // 26) + chr(ord("a") + k % 26)
         stamp(folder, f"{'odd' if k % 2 else 'even'}/{word}", f"A thing “{word}”.")
+    return folder
+
+
+def noise(k: int, height: int = 30, width: int = 40) -> Image.Image:
+    """Picture k: the same in every run, and unlike others."""
+    rng = np.random.default_rng(k)
+    return Image.fromarray(rng.integers(256, size=(height, width, 3), dtype=np.uint8))
+
+
+def own_folder(
+    folder: pathlib.Path, caption: Callable[[int], str] = "thing {}".format, count: int = 40
+) -> pathlib.Path:
+    """Pictures of noise with captions in captions.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(count):
+        noise(k).save(folder / f"{k:02d}.png")
+    rows = [("file_name", "caption"), *((f"{k:02d}.png", caption(k)) for k in range(count))]
+    with (folder / "captions.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
     return folder

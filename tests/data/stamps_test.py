@@ -11,7 +11,8 @@ from PIL import Image, ImageDraw
 from optimus_jax.data import stamp_folder, stamps, tokens
 from optimus_jax.data.batches import examples
 from optimus_jax.data.stamp_folder import Stamp, groups, near_copies, read, split, subject
-from optimus_jax.data.stamps import Stamps, placed, varied
+from optimus_jax.data.stamps import Stamps
+from optimus_jax.data.variation import placed
 from optimus_jax.errors import UserError
 from tests.data.small_sets import stamp, stamps_folder
 
@@ -150,35 +151,6 @@ def test_train_stamps_are_varied_by_seed_and_index_alone(folder: pathlib.Path) -
     for k in (149, 0, 70):
         np.testing.assert_array_equal(again[k]["image"], drawn[k]["image"])
         assert not np.array_equal(other[k]["image"], drawn[k]["image"])
-
-
-def test_a_picture_keeps_its_proportions_on_white() -> None:
-    black = np.zeros((20, 40, 3), np.uint8)
-    image = placed(black, (24, 32), (1, 1), (0.5, 0.5))
-    assert np.all(image[4:20] == 0) and np.all(np.delete(image, np.s_[4:20], 0) == 255)
-    image = placed(black, (24, 32), (0.5, 0.5), (1.0, 0.0))
-    assert np.all(image[16:, :16] == 0) and np.sum(image == 0) == 8 * 16 * 3
-
-
-@pytest.mark.parametrize("may_flip", [False, True])
-def test_variation_moves_scales_and_tints_but_mirrors_only_where_allowed(may_flip: bool) -> None:
-    picture = np.full((20, 20, 3), (200, 220, 150), np.uint8)
-    picture[:, :10] = (100, 150, 0)  # darker on the left
-    rng = np.random.default_rng(0)
-    darker_left, corners, sizes, shades = set(), set(), set(), set()
-    for _ in range(200):
-        image = varied(Stamp("x", "x", picture, may_flip), rng, (40, 40)).astype(int)
-        rows, columns = np.nonzero(image[:, :, 2] < 200)
-        top, left, right = rows.min(), columns.min(), columns.max()
-        darker_left.add(bool(image[top + 5, left + 2, 2] < image[top + 5, right - 2, 2]))
-        corners.add((top, left))
-        sizes.add((np.ptp(rows) + 1, right - left + 1))
-        shades.add(tuple(image[top + 5, left + 2]))
-        assert np.all(np.delete(image[top + 5], np.s_[left : right + 1], 0) == 255)
-    assert darker_left == ({True, False} if may_flip else {True})
-    assert len(corners) > 50 and len(sizes) > 20 and len(shades) > 50
-    assert min(min(size) for size in sizes) < 30 and max(max(size) for size in sizes) >= 39
-    assert all(0.85 < height / width < 1.18 for height, width in sizes)
 
 
 def test_missing_stamps_are_said_with_the_command_that_gets_them(

@@ -228,7 +228,11 @@ def test_words_say_what_is_drawn() -> None:
 @needs_browser
 def test_a_browser_draws_every_method(tmp_path: pathlib.Path) -> None:
     answer_page.write(job("two"), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["timeline.html", "timeline.png", "trace.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "timeline.html",
+        "timeline.png",
+        "trace.json",
+    ]
     questions = """
       METHODS.forEach((m, k) => {
         at(`method_${k}`).click();
