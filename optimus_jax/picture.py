@@ -26,7 +26,7 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
     from matplotlib.patches import Patch
 
     devices = len(plan.lanes)
-    figure, axes = plt.subplots(figsize=(14, 1.6 + 1.1 * devices), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 1.5 + 1.0 * devices), layout="constrained")
     for device, lane in enumerate(plan.lanes):
         axes.axhspan(device - 0.42, device + 0.42, color="#f2f2f2", zorder=0)
         for task, start, end in lane:
@@ -42,18 +42,20 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
             )
             box.set_zorder(2)
             share = (end - start) / plan.program_s
-            if share > 1 / 150:
-                dark = task.kind in (Kind.B, Kind.EB)
-                fits = share > max(1 / 35, len(str(task)) / 150)  # beside one another
+            dark, long = task.kind in (Kind.B, Kind.EB), len(str(task))
+            fits = share > max(1 / 35, long / 130)  # letters beside one another, or else below
+            if fits or (share > 1 / 80 and long <= 6):
                 axes.text(
                     1e3 * (start + end) / 2,
                     low + 0.2,
                     str(task),
                     ha="center",
                     va="center",
-                    fontsize=8 if fits else 6,
+                    fontsize=8.5,
                     rotation=0 if fits else 90,
                     color="white" if dark else "black",
+                    # no hatching behind letters
+                    bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6},
                     zorder=3,
                     clip_on=True,
                 )
@@ -65,10 +67,12 @@ def timeline(plan: Plan, config: Config, path: pathlib.Path) -> None:
     axes.set_title(
         f"{config.parallel.method}: {devices} stages, {config.parallel.microbatches} microbatches;"
         f" {b.share_filled:.0%} of the LLM's idle time filled,"
-        f" the step spared {b.time_share:.0%} of the encoder's time"
+        f" {b.time_share:.0%} of the encoder's time hidden"
     )
     handles = [Patch(facecolor=c, hatch=h, label=k.words) for k, (c, h) in STYLES.items()]
-    axes.legend(handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(
+        handles=handles, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.5 / (0.5 + devices))
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
