@@ -29,8 +29,10 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-# PyTorch needs a share of the memory; jax reads this when it first meets the GPU
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.65")
+# PyTorch needs a share of the memory; jax reads this when it first meets the GPU, and raises where
+# both its names are set
+if not os.environ.keys() & {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"}:
+    os.environ["XLA_CLIENT_MEM_FRACTION"] = "0.65"
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 
 import gpu_default

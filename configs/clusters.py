@@ -27,10 +27,10 @@ SIZES = {
 }
 
 
-# LLM, ViT, recompute policy of both; of every other job GPT-175B, ViT-22B, selective
+# LLM, ViT, recompute policies; of every other job GPT-175B, ViT-22B, both selective
 MODELS = {
-    "h100_8": ("LLAMA-8B", "ViT-3B", "selective"),
-    "h100_64": ("LLAMA-70B", "ViT-11B", "full"),
+    "h100_8": ("LLAMA-8B", "ViT-3B", "selective", "full"),
+    "h100_64": ("LLAMA-70B", "ViT-11B", "full", "full"),
 }
 LLAMA_8B = dict(  # Llama 3 8B (arXiv 2407.21783, table 3)
     layers=32, width=4096, heads=32, hidden=14_336, kv_heads=8, gated=True, vocabulary=128_256
@@ -60,19 +60,20 @@ def get_config(name: str = "h100_64") -> ConfigDict:
     c.memory_gb = 80.0
     c.profile = ""
 
-    llm, vit, recompute = MODELS.get(name, ("GPT-175B", "ViT-22B", "selective"))
+    llm, vit, *recompute = MODELS.get(name, ("GPT-175B", "ViT-22B", "selective", "selective"))
     c.llm = ConfigDict(dict(name=llm, length=2048, **(LLAMA_8B if name == "h100_8" else {})))
     c.llm.frozen = name == "frozen_llm"
-    c.llm.recompute = recompute
+    c.llm.recompute = recompute[0]
     c.encoders = ConfigDict()
     if name != "text_only":
         chosen = dict(stages=0, tp=0, in_flight=0)  # by the planner
         c.encoders.image = ConfigDict(dict(name=vit, tokens=2048, image_tokens=256, **chosen))
         c.encoders.image.frozen = name == "frozen_encoder"
-        c.encoders.image.recompute = recompute
+        c.encoders.image.recompute = recompute[1]
     if name == "two_encoders":
         # a plan of its own: one device for each of its pipelines
         c.encoders.audio = ConfigDict(dict(name="ViT-3B", tokens=1024, stages=8, tp=2))
     c.parallel = ConfigDict(dict(dp=dp, pp=pp, tp=tp, chunks=chunks, microbatch=2))
-    c.assume = ConfigDict(dict(slot_usable=1.0, slot_contention=1.0))
+    # jax takes this share of a GPU (XLA_CLIENT_MEM_FRACTION, optimus_jax/gpu_settings.py)
+    c.assume = ConfigDict(dict(slot_usable=1.0, slot_contention=1.0, memory_share=0.9))
     return c

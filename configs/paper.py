@@ -60,6 +60,7 @@ def get_config(row: str = "strong_3072") -> ConfigDict:
     c.assume.vit_forward_s = 1.4e-3
     c.assume.vit_backward_s = 2.0e-3
     c.assume.vit_collective_s = 150e-6
+    c.assume.memory_share = 1.0  # the paper's plans are held against the whole 80 GB
     return c
 
 
@@ -77,4 +78,5 @@ def _bubbles() -> ConfigDict:
     c.assume.dp_exposed_s = 0.625
     c.assume.p2p_busy_s = 1e-6  # transfers are not among the bubbles of table 1
     c.assume.all_gather_share = 0.267
+    c.assume.memory_share = 1.0
     return c

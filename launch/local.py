@@ -49,14 +49,14 @@ def main(arguments: list[str]) -> int:
 
     try:
         xla_flags.apply()  # a wrong flag is said once, not by every process
+        log_dir = None
+        if logs := os.environ.get("OPTIMUS_LOGS"):
+            log_dir = Path(logs, time.strftime(f"local-%Y%m%d-%H%M%S-{os.getpid()}"))
+            os.environ.setdefault("OPTIMUS_TIMESTAMPS", "1")
+        return run_local(command, processes, pin=pin, log_dir=log_dir)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    log_dir = None
-    if logs := os.environ.get("OPTIMUS_LOGS"):
-        log_dir = Path(logs, time.strftime(f"local-%Y%m%d-%H%M%S-{os.getpid()}"))
-        os.environ.setdefault("OPTIMUS_TIMESTAMPS", "1")
-    return run_local(command, processes, pin=pin, log_dir=log_dir)
 
 
 if __name__ == "__main__":

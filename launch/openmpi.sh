@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains under Open MPI, which only starts the processes:
 #
-#     bash launch/openmpi.sh -n 16 --hostfile hosts -- --config=configs/digits.py
+#     bash launch/openmpi.sh -n 16 --hostfile hosts -- --config.parallel.dp=8 --config.train.batch=64
 #
 # Options before -- go to mpirun, those after it to `python -m optimus_jax.train`. Process 0 runs on
 # the first host of the hostfile (MASTER_ADDR names another), on a port that JAX_COORDINATOR_PORT sets.
@@ -38,6 +38,8 @@ port="${JAX_COORDINATOR_PORT:-$((61440 + $$ % 4096))}"
 export JAX_COORDINATOR_ADDRESS="${MASTER_ADDR:-$first}:$port"
 
 # mpirun hands no variables on to other hosts by itself; what the user sets there wins.
+# A run that is started again reads the programs that it compiled before.
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 exported=()
 export OPTIMUS_TIMESTAMPS="${OPTIMUS_TIMESTAMPS-1}"
 for name in $(compgen -e | grep -E '^(PYTHONPATH$|(NCCL|XLA|JAX|OPTIMUS|CUDA_DEVICE)_)'); do

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned packages; at once done where it already has them.
-# PYTHON names the interpreter to use (default: python3). --pins only prints what it would install.
+# PYTHON names the interpreter to use (default: python3). jax comes with CUDA where nvidia-smi lists
+# a GPU, and with --cuda: for a login node or an image, whose programs will run where there are some.
+# What has CUDA keeps it. --pins only prints what it would install.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,13 +18,27 @@ has_nvidia_gpu() {
   gpus="$(nvidia-smi -L 2>/dev/null)" && [[ "$gpus" == *GPU* ]]
 }
 
-pins="$(cat requirements.txt launch/requirements-test.txt)"
+cuda=false
+only_pins=false
+for option in "$@"; do
+  case "$option" in
+  --cuda) cuda=true ;;
+  --pins) only_pins=true ;;
+  *)
+    echo "usage: bash launch/setup.sh [--cuda] [--pins]" >&2
+    exit 2
+    ;;
+  esac
+done
+
+with_cuda="$(cat requirements.txt launch/requirements-test.txt)"
+pins="$with_cuda"
 kind="CUDA 12"
-if ! has_nvidia_gpu; then
+if ! $cuda && ! has_nvidia_gpu; then
   pins="${pins//'jax[cuda12]=='/jax==}"
   kind="CPU"
 fi
-if [[ "${1:-}" == "--pins" ]]; then
+if $only_pins; then
   printf '%s\n' "$pins"
   exit 0
 fi
@@ -36,6 +52,10 @@ if new_enough "$python"; then
   fi
 fi
 
+if $keep && [[ -f "$stamp" && "$(<"$stamp")" == "$with_cuda" ]]; then
+  pins="$with_cuda"
+  kind="CUDA 12"
+fi
 if $keep && [[ -f "$stamp" && "$(<"$stamp")" == "$pins" ]]; then
   echo "setup: .venv already has the pinned packages ($kind)"
   exit 0

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from optimus_jax.config import Config
+from optimus_jax.config import Config, DataConfig, ModelConfig
 from optimus_jax.data import tokens
 from optimus_jax.errors import UserError
+from optimus_jax.settings import with_defaults
 
 
 class CheckpointError(UserError):
@@ -22,7 +23,10 @@ class Checkpoints:
     """The checkpoints of one run, in `workdir`/checkpoints, the newest `keep` of them.
 
     With `read_only`, nothing in the folder is touched: a training run may be writing there.
+    `digest` is that of the examples (sources.Source), for training runs.
     """
+
+    digest = ""
 
     def __init__(self, workdir: pathlib.Path, config: Config, read_only: bool = False):
         self.folder = (workdir / "checkpoints").absolute()
@@ -32,7 +36,8 @@ class Checkpoints:
         }
         # what makes a resumed run see the examples that come next, and no others
         data = dataclasses.asdict(config.data)
-        del data["folder"]  # the same pictures may lie elsewhere
+        del data["folder"], data["allow_changes"]  # the digest tells what the pictures are
+        self.allow_changes = config.data.allow_changes
         self.stream = {
             "data": data,
             "train": {"seed": config.train.seed, "batch": config.train.batch},
@@ -59,16 +64,24 @@ class Checkpoints:
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state._asdict()),
-                facts=ocp.args.JsonSave({**self.model, **self.stream}),
+                facts=ocp.args.JsonSave({**self.model, **self.stream, "digest": self.digest}),
             ),
         )
 
     def restore(self, step: int, abstract: Any) -> Any:
         """The state saved after `step` steps, laid out as `abstract` says.
 
-        Raises CheckpointError naming every setting of model and data that differs.
+        Raises CheckpointError naming every setting of model and data that differs, or if the
+        examples do and may not.
         """
-        self._check(step, {**self.model, **self.stream})
+        digest = self._check(step, {**self.model, **self.stream}).get("digest")
+        # none in checkpoints from before there were digests
+        if digest and digest != self.digest and not self.allow_changes:
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.folder} was trained on other pictures or"
+                " captions than there are now: --config.data.allow_changes=True goes on with those"
+                " of now, another --workdir trains anew"
+            )
         wanted = ocp.args.StandardRestore(abstract._asdict())
         found = self.manager.restore(step, args=ocp.args.Composite(state=wanted))
         return type(abstract)(**found["state"])
@@ -99,10 +112,14 @@ class Checkpoints:
             found = manager.restore(step, args=ocp.args.Composite(state=item))
         return step, found["state"]["params"]
 
-    def _check(self, step: int, wanted: dict[str, Any]) -> None:
-        found = self.manager.restore(step, args=ocp.args.Composite(facts=ocp.args.JsonRestore()))[
-            "facts"
-        ]
+    def _check(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self.manager.restore(
+            step, args=ocp.args.Composite(facts=ocp.args.JsonRestore())
+        )["facts"]
+        # settings that are newer than the checkpoint had their defaults
+        for key, kind in (("model", ModelConfig), ("data", DataConfig)):
+            found[key] = with_defaults(kind, found.get(key) or {})
+        del found["data"]["folder"], found["data"]["allow_changes"]
         differ = list(_differences({key: found.get(key) for key in wanted}, wanted, ""))
         if differ:
             raise CheckpointError(
@@ -110,6 +127,7 @@ class Checkpoints:
                 + "\n  ".join(differ)
                 + "\nuse another --workdir, or the settings of the checkpoint"
             )
+        return found
 
     def wait(self) -> None:
         """Returns when what was saved is on disk."""

@@ -22,6 +22,7 @@ from optimus_jax import coordinator, launchers
 from optimus_jax.errors import UserError
 from optimus_jax.processes import ADDRESS, COUNT, DEVICES, RANK
 
+_GPU = r"^GPU \d+:"  # a line of nvidia-smi -L
 HEARTBEAT_S, WATCHED_S = 100, 900  # without a sign of life, jax ends all processes
 
 
@@ -126,7 +127,7 @@ def _visible_gpus() -> int:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return len([x for x in chosen.split(",") if x.strip()])
-    return len(re.findall(r"^GPU \d+:", gpus(), re.MULTILINE))
+    return len(re.findall(_GPU, gpus(), re.MULTILINE))
 
 
 def _end_at_once(report: Callable[..., None], kind: type, *error: Any) -> None:
@@ -164,9 +165,31 @@ def platform() -> str:
     tpus = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
     if tpus and importlib.util.find_spec("libtpu") is not None:
         return "tpu"
+    return "gpu" if _has_cuda_plugin() and gpus() else "cpu"
+
+
+def missing_cuda() -> str | None:
+    """In words, that this machine has GPUs which jax cannot use for want of its CUDA plugin; None
+    where all is well or JAX_PLATFORMS says cpu.
+
+    Raises UserError inside a Slurm job that was given GPUs: it would hold them and train on CPUs.
+    """
+    if (os.environ.get("JAX_PLATFORMS") or "gpu").split(",")[0].strip() in ("cpu", "tpu"):
+        return None
+    if _has_cuda_plugin() or not gpus():
+        return None
+    count = len(re.findall(_GPU, gpus(), re.MULTILINE)) or 1
+    text = f"{count} GPUs here, but jax has no CUDA plugin"
+    help_ = "bash launch/setup.sh --cuda installs it, JAX_PLATFORMS=cpu says that CPUs are meant"
+    given = os.environ.get("SLURM_GPUS_ON_NODE") or "0"
+    if given.isdecimal() and int(given):
+        raise UserError(f"{text}, and the job was given {given}: {help_}")
+    return f"{text}: this runs on the CPU; {help_}"
+
+
+def _has_cuda_plugin() -> bool:
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    has_cuda = any(importlib.util.find_spec(name) for name in plugins)
-    return "gpu" if has_cuda and gpus() else "cpu"
+    return any(importlib.util.find_spec(name) for name in plugins)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from optimus_jax import cluster, launchers, xla_flags
+from optimus_jax import cluster, gpu_settings, launchers, xla_flags
 from optimus_jax.config import Config, filled_in, from_config_dict
 from optimus_jax.config_checks import ConfigError, did_you_mean
 from optimus_jax.cost.costs import Costs
@@ -88,8 +88,11 @@ def run(
             sys.exit(0)
         launchers.adopt()
         if runs_here:
-            if note := launchers.note():
-                print(note, file=sys.stderr)
+            for note in filter(None, (launchers.note(), cluster.missing_cuda())):
+                if is_first():
+                    print(note, file=sys.stderr, flush=True)
+            if cluster.platform() == "gpu":
+                gpu_settings.print_by_line()
             xla_flags.apply()
         _parse(sys.argv)
         code = main() or 0

@@ -100,7 +100,8 @@ class DataConfig:
     Pictures of the digits show `digits_low` to `digits_high` of them; for other data sets both are
     0. In training, a share of up to `hide_text` of a caption's characters, drawn for each example,
     is not shown to the LLM, which still has to predict it: less to learn by heart, more to see in
-    the picture."""
+    the picture. A run resumes only with the examples that its checkpoint was trained on, or with
+    `allow_changes` with any."""
 
     name: str
     folder: str = ""
@@ -108,6 +109,7 @@ class DataConfig:
     digits_low: int = 0
     digits_high: int = 0
     mirror: bool = False
+    allow_changes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,7 +71,9 @@ def only_here(host: str, count: int) -> str | None:
 
 def require_free(port: int) -> None:
     """Raises UserError if process 0 cannot have its port. jax's own server would share it with
-    one of another job, and each would get some of the other's processes."""
+    one of another job, and each would get some of the other's processes. That process 0 ends does
+    not keep the rest of this job from the other one: they get an answer at the port, and are with
+    it until the launcher ends them."""
     host, _, own = os.environ.get(BIND_ADDRESS, "").rpartition(":")
     port = int(own) if own.isdecimal() else port
     places = [host.strip("[]")] if host else ["0.0.0.0", "::"]
@@ -107,13 +109,14 @@ def await_answer(host: str, port: int, seconds: float) -> None:
             socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as error:
-            reason = f"{error}{_misled(host)}"
             waited = time.monotonic() - began
             if waited >= seconds:
-                raise TimeoutError(f"no answer from process 0 in {seconds} s: {reason}") from error
+                text = f"no answer from process 0 in {seconds} s: {error}{_misled(host)}"
+                raise TimeoutError(text) from error
             if not said and waited >= _SILENCE_S:
                 said = True
                 text = f"no answer yet from process 0 at {host}:{port}, for {seconds} s at most"
+                reason = f"{error}{_misled(host)}"  # asks the resolver, so not at every try
                 print(f"optimus_jax: {text}: {reason}", file=sys.stderr, flush=True)
         time.sleep(0.05)
 

@@ -10,6 +10,8 @@ for a flag.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 
 from optimus_jax.xla_reader import Word
@@ -26,6 +28,7 @@ _COMBINED = (
     " 2 sums of small weights."
 )
 _EVERYTHING = str(1 << 40)
+_LINES = 1  # _IOLBF of stdio.h, on Linux
 _PIPELINED = (
     "A loop over layers starts a collective one iteration early or ends it one late. It is for"
     " loops that gather weights; the tick programs compiled for H100s came out the same without."
@@ -160,10 +163,17 @@ TABLE: tuple[Setting, ...] = (
         "A call that fails says why, where XLA only says that one did.",
         _NCCL,
     ),
-    Setting(
-        "NCCL_DEBUG_FILE",
-        "/dev/stderr",
-        "Line by line and beside stdout, whose last line is the JSON object of --json.",
-        _NCCL,
-    ),
 )
+
+
+def print_by_line() -> None:
+    """Lets what C libraries print to stdout appear line by line.
+
+    There NCCL says what is wrong. Into a pipe or a file the C library would keep it until the
+    process ends, so after the JSON line of --json, and lose it where the watchdog ends the process.
+    NCCL_DEBUG_FILE=/dev/stderr is no way out: NCCL opens that file anew with "w", which empties a
+    log that stderr goes to (NVIDIA/nccl src/debug.cc). To be called before jax starts.
+    """
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINES, ctypes.c_size_t(0))

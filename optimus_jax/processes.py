@@ -54,7 +54,7 @@ def run_local(
     Returns 0, or the code of the first process that failed (128 + n where signal n ended it);
     a failure stops the others. Process 0 keeps our stdout and stderr; lines of process i > 0 go
     to our stderr as `[i] line`. With `log_dir` each process's lines go to its file process_i.log
-    there too.
+    there too. Raises UserError if they cannot be written there.
     """
     if not command or processes < 1:
         raise ValueError("run_local needs a command and at least one process")
@@ -63,17 +63,12 @@ def run_local(
     environment = _cluster_environment(processes, devices_per_process)
     events: _Events = queue.SimpleQueue()
     children: list[_Child] = []
-    if log_dir is not None:
-        Path(log_dir).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        logs = _logs(log_dir, processes, stack)
         stack.enter_context(_signals_to(events))
         try:
             for rank, prepared in enumerate(_prepared(command, processes, pin)):
-                log = None
-                if log_dir is not None:
-                    path = Path(log_dir, f"process_{rank}.log")
-                    log = stack.enter_context(path.open("wb", buffering=0))
-                children.append(_Child(rank, prepared, environment, log, events))
+                children.append(_Child(rank, prepared, environment, logs[rank], events))
             return _supervise(children, events)
         finally:
             for child in children:
@@ -81,6 +76,23 @@ def run_local(
                     child.kill()
             for child in children:
                 child.waiter.join()
+
+
+def _logs(
+    log_dir: str | os.PathLike[str] | None, processes: int, stack: contextlib.ExitStack
+) -> list[_Log]:
+    """A file for each process, open until the stack is left; None for each without a folder."""
+    if log_dir is None:
+        return [None] * processes
+    try:
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+        paths = [Path(log_dir, f"process_{rank}.log") for rank in range(processes)]
+        return [stack.enter_context(path.open("wb", buffering=0)) for path in paths]
+    except OSError as error:
+        from optimus_jax.errors import UserError  # not at the top: see _prepared
+
+        why = f"{error.filename}: {error.strerror}"
+        raise UserError(f"logs cannot be written to {log_dir}: {why}") from error
 
 
 def _supervise(children: list[_Child], events: _Events) -> int:

@@ -61,11 +61,12 @@ class Startup:
 
 
 def age() -> float:
-    """Seconds since the process began; 0 where the system does not say."""
+    """Seconds since the process began; 0 where the system does not say, or says nonsense: in some
+    containers the uptime is the container's and the process's start the machine's."""
     try:
         # the 22nd field, and the 2nd, in brackets, may hold spaces (man 5 proc)
         after = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         uptime = float(pathlib.Path("/proc/uptime").read_text().split()[0])
-        return uptime - int(after[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, uptime - int(after[19]) / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
         return 0.0

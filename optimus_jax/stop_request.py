@@ -20,7 +20,7 @@ class StopRequest:
     CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
     def __init__(self, processes: int = 1) -> None:
-        self.code, self.processes = 0, processes
+        self.code, self.processes, self.asked = 0, processes, 0
         numbers = self.CODES if processes == 1 else (signal.SIGINT,)
         self.before = {number: signal.signal(number, self._remember) for number in numbers}
 
@@ -41,7 +41,10 @@ class StopRequest:
 
         if self.processes == 1:
             return self.code
-        if multihost_utils.reached_preemption_sync_point(step):
+        # Of a SIGTERM before the first question jax makes "stop at number 1", and compares for
+        # equality: a resumed run that asked with its steps' numbers would never stop.
+        self.asked += 1
+        if multihost_utils.reached_preemption_sync_point(self.asked):
             return self.CODES[signal.SIGTERM]
         if not logged:
             return 0

@@ -122,7 +122,7 @@ def train(config: Config, workdir: pathlib.Path, execution: Any = None) -> int:
             written = report.load(workdir) or report.predicted(config, plan)
             command.emit(report.summary(written, last_loss(workdir)))
         return 0
-    batches = example_batches(config, "train", config.train.batch)
+    batches, checkpoints.digest = agreed_examples(config)
     if done:
         state = trainer.stage(checkpoints.restore(done, trainer.abstract()))
         command.say(f"resumed after step {done} from {checkpoints.folder}")
@@ -199,12 +199,11 @@ def example_batches(config: Config, split: str, rows: int) -> Any:
 
     Raises UserError if the data is missing.
     """
-    from optimus_jax.data import sources
     from optimus_jax.data.batches import Batches, examples
 
     model = config.model
     dataset = examples(
-        sources.make(config.data),
+        _source(config),
         split,
         config.train.seed,
         (model.image_height, model.image_width),
@@ -213,6 +212,29 @@ def example_batches(config: Config, split: str, rows: int) -> Any:
         config.data.hide_text if split == "train" else 0.0,
     )
     return Batches(dataset, rows)
+
+
+def agreed_examples(config: Config) -> tuple[Any, str]:
+    """The train examples in batches, and the digest of their files, the same in every process.
+
+    Raises UserError in all processes if the data is missing in any, or is not the same.
+    """
+    from optimus_jax.parallel.agreement import loaded_alike
+
+    def load() -> tuple[Any, str]:
+        batches = example_batches(config, "train", config.train.batch)
+        return batches, _source(config).digest()
+
+    return loaded_alike(load, "pictures or captions")
+
+
+def _source(config: Config) -> Any:
+    from optimus_jax.data import sources
+
+    model = config.model
+    # as the examples have it, so that pictures are read once
+    canvas = model.image_height, model.image_width
+    return sources.make(config.data).fitted(canvas, model.text_length - 2)
 
 
 def agreed_step(step: int, workdir: pathlib.Path) -> int:

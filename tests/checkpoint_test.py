@@ -14,6 +14,7 @@ from optimus_jax.runtime.trainer import Trainer, TrainState
 from tests.runtime.curves_test import PLANS, config_of, trainer_of
 
 Made = dict[str, Trainer]
+PLAN = "one device"
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +78,56 @@ def test_another_kind_of_layers_does_not_resume(trainers: Made, tmp_path: pathli
     again.close()
     assert "model.llm.block: 'gpt' there, 'llama' in the configuration" in str(error.value)
     assert "model.llm.kv_heads: 0 there, 1 in the configuration" in str(error.value)
+
+
+def opened(workdir: pathlib.Path, digest: str = "") -> Checkpoints:
+    checkpoints = Checkpoints(workdir, config_of(PLANS[PLAN]))
+    checkpoints.digest = digest
+    return checkpoints
+
+
+def save(checkpoints: Checkpoints, trainer: Trainer) -> None:
+    checkpoints.save(1, random_state(trainer))
+    checkpoints.wait()
+    checkpoints.close()
+
+
+def test_settings_newer_than_a_checkpoint_had_their_defaults(
+    trainers: Made, tmp_path: pathlib.Path
+) -> None:
+    trainer = trainers[PLAN]
+    old = opened(tmp_path)
+    del old.stream["data"]["mirror"], old.model["model"]["llm"]["kv_heads"]
+    del old.model["model"]["more_encoders"]
+    save(old, trainer)
+    again = opened(tmp_path)
+    again.restore(1, trainer.abstract())
+    again.stream["data"]["mirror"] = True
+    with pytest.raises(CheckpointError, match="data.mirror: False there, True in the config"):
+        again.restore(1, trainer.abstract())
+    again.close()
+
+
+def test_other_pictures_resume_only_if_they_may(trainers: Made, tmp_path: pathlib.Path) -> None:
+    trainer = trainers[PLAN]
+    save(opened(tmp_path, "these"), trainer)
+    again = opened(tmp_path, "these")
+    again.restore(1, trainer.abstract())
+    again.digest = "others"
+    with pytest.raises(CheckpointError) as error:
+        again.restore(1, trainer.abstract())
+    assert "was trained on other pictures or captions than there are now" in str(error.value)
+    assert "--config.data.allow_changes=True" in str(error.value)
+    again.allow_changes = True
+    again.restore(1, trainer.abstract())
+    again.close()
+    reader = Checkpoints(tmp_path, config_of(PLANS[PLAN]), read_only=True)
+    assert reader.restore_params(trainer.abstract().params)[0] == 1
+    reader.manager.close()
+
+
+def test_a_checkpoint_without_a_digest_resumes(trainers: Made, tmp_path: pathlib.Path) -> None:
+    save(opened(tmp_path), trainers[PLAN])
+    again = opened(tmp_path, "others")
+    again.restore(1, trainers[PLAN].abstract())
+    again.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optimus_jax import cluster, processes
+from optimus_jax import cluster, launchers, processes, xla_flags
 from optimus_jax.errors import UserError
 from tests.processes_test import ROOT, VARIABLES, python
 
@@ -124,3 +124,51 @@ def gpu_process(monkeypatch, environment):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(cluster, "platform", lambda: "gpu")
     monkeypatch.setattr(cluster, "gpus", lambda: GPUS)
+
+
+def machine_without_plugin(monkeypatch, environment, gpus=GPUS):
+    """Where nvidia-smi lists 8 GPUs and jax is the CPU's."""
+    for name in ("JAX_PLATFORMS", "SLURM_GPUS_ON_NODE", *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cluster, "gpus", lambda: gpus)
+    monkeypatch.setattr(cluster, "_has_cuda_plugin", lambda: False)
+
+
+MISSING = "8 GPUs here, but jax has no CUDA plugin"
+
+
+@pytest.mark.parametrize(
+    ("environment", "err"),
+    [
+        ({}, f"{MISSING}: this runs on the CPU; bash launch/setup.sh --cuda installs it, "),
+        ({"SLURM_GPUS_ON_NODE": "0"}, MISSING),
+        ({"JAX_PROCESS_ID": "1"}, ""),  # process 0 speaks
+        ({"JAX_PLATFORMS": "cpu", "SLURM_GPUS_ON_NODE": "8"}, ""),
+        ({"JAX_PLATFORMS": "cuda"}, MISSING),
+    ],
+)
+def test_gpus_that_jax_cannot_use_are_said(environment, err, monkeypatch, run_here):
+    machine_without_plugin(monkeypatch, environment)
+    monkeypatch.setattr(launchers, "adopt", lambda: None)
+    monkeypatch.setattr(xla_flags, "apply", lambda: None)
+    done = run_here(lambda: 0)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith(err) and len(done.err.splitlines()) == bool(err)
+
+
+def test_a_job_that_was_given_gpus_does_not_train_on_cpus(monkeypatch, run_here):
+    machine_without_plugin(monkeypatch, {"SLURM_GPUS_ON_NODE": "4"})
+    done = run_here(lambda: pytest.fail("it ran"))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"{MISSING}, and the job was given 4: bash launch/setup.sh --cuda")
+    done = run_here(lambda: 0, runs_here=False)  # as plan, which runs nothing
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(("plugin", "gpus"), [(True, GPUS), (False, "")])
+def test_nothing_is_said_where_all_is_well(plugin, gpus, monkeypatch):
+    machine_without_plugin(monkeypatch, {"SLURM_GPUS_ON_NODE": "8"}, gpus)
+    monkeypatch.setattr(cluster, "_has_cuda_plugin", lambda: plugin)
+    assert cluster.missing_cuda() is None

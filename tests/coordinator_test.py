@@ -187,3 +187,15 @@ def test_a_name_of_another_machine_is_no_loopback() -> None:
     assert coordinator.loopback("192.0.2.77") == ""
     assert coordinator.loopback("no-such-host.invalid") == ""
     assert coordinator.loopback("127.0.0.1") == "127.0.0.1"
+
+
+def test_the_resolver_is_asked_only_for_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every try: there are 20 in a second, from each process of a job."""
+    asked = []
+    monkeypatch.setattr(coordinator, "loopback", lambda host: asked.append(host) or "")
+    monkeypatch.setattr(coordinator, "_SILENCE_S", 0.1)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(TimeoutError):
+            coordinator.await_answer("127.0.0.1", unused.getsockname()[1], 0.5)
+    assert len(asked) == 2  # while waiting, and at the end

@@ -6,13 +6,14 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from optimus_jax import cluster, launchers, train, xla_flags
 from optimus_jax.gpu_settings import TABLE
-from tests.conftest import RunHere
+from tests.conftest import ROOT, RunHere
 from tests.xla_flags_test import LIMIT, run
 from tests.xla_flags_test import no_settings as no_settings  # a fixture
 
@@ -28,7 +29,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return pretend
 
 
-COMMON = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/dev/stderr", "XLA_CLIENT_MEM_FRACTION": "0.9"}
+COMMON = {"NCCL_DEBUG": "WARN", "XLA_CLIENT_MEM_FRACTION": "0.9"}
 SUMS = {"NCCL_NVLS_ENABLE": "1"}
 OF_GENERATION = {
     "A100-SXM4-80GB": COMMON,
@@ -115,7 +116,7 @@ def test_what_holds_is_one_line(
         assert xla_flags.of_this_run() == (
             f"settings: XLA_FLAGS {table} of the table + 2 yours,"
             " CUDA_DEVICE_MAX_CONNECTIONS=1 (yours), NCCL_DEBUG=INFO (yours),"
-            " NCCL_DEBUG_FILE=/dev/stderr, NCCL_IB_HCA=mlx5 (yours), NCCL_NVLS_ENABLE=1,"
+            " NCCL_IB_HCA=mlx5 (yours), NCCL_NVLS_ENABLE=1,"
             " XLA_CLIENT_MEM_FRACTION=0.9"
         )
     assert (
@@ -160,3 +161,28 @@ def test_a_shell_can_set_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got["XLA_FLAGS"] == xla_flags.merged("gpu", "h100", users)
     words = "-m", "optimus_jax.xla_flags", "--platform=cpu", "--export_all"
     assert run("", *words).stdout == ""
+
+
+PRINTS = """
+import ctypes, os, sys
+from optimus_jax import cluster, command
+here = sys.argv.pop()
+cluster.platform = lambda: here
+def main():
+    ctypes.CDLL(None).printf(b"NCCL WARN %s\\n", b"odd")  # as NCCL does
+    command.emit({})
+    sys.stdout.flush()
+    os._exit(75)  # as the watchdog does
+command.run(main)
+"""
+
+
+@pytest.mark.parametrize(("platform", "said"), [("gpu", ["NCCL WARN odd", "{}"]), ("cpu", ["{}"])])
+def test_what_nccl_prints_comes_before_the_json_line(platform: str, said: list[str]) -> None:
+    """And is not lost at the end. On a CPU, where nothing is changed, this very program loses it.
+    stderr, which may be a log file, is nobody's file to open."""
+    buffered = {n: v for n, v in os.environ.items() if n != "PYTHONUNBUFFERED"}
+    line = [sys.executable, "-c", PRINTS, platform]
+    done = subprocess.run(line, cwd=ROOT, env=buffered, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()) == (75, said), done.stderr
+    assert not any("/dev/std" in row.value for row in TABLE)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from optimus_jax import processes
+from optimus_jax.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = (processes.ADDRESS, processes.COUNT, processes.RANK)
@@ -132,6 +133,18 @@ def test_the_launcher_keeps_logs_where_it_is_told(tmp_path, monkeypatch):
     logs = {path.name: path.read_text() for path in first.iterdir()}
     assert logs == {"process_0.log": "0 1\n", "process_1.log": "1 1\n"}
     assert (second / "process_0.log").read_text() == "0 \n"
+
+
+def test_logs_that_cannot_be_written_are_words(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPTIMUS_LOGS", str(tmp_path / "file"))
+    child = launch(python("print('never')"))
+    assert child.communicate(timeout=WAIT)[0] == ""
+    assert child.returncode == 2
+    with pytest.raises(UserError) as raised:
+        processes.run_local(python("print('never')"), 1, log_dir=tmp_path / "file" / "logs")
+    assert str(raised.value).startswith(f"logs cannot be written to {tmp_path}/file/logs: ")
+    assert str(raised.value).endswith(": Not a directory")
 
 
 @pytest.mark.parametrize(

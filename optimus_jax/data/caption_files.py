@@ -17,6 +17,7 @@ NAMES = ("file_name", "file", "image", "filename")  # keys of the picture's name
 TEXTS = ("text", "caption")
 DELIMITERS = (",", ";", "\t")  # spreadsheets write one of them
 NO_CAPTIONS = ("readme", "license", "licence", "copying")  # text files about the folder itself
+SHOWN = 20  # numbers of lines that an error gives
 FORMS = (
     "captions are NAME.txt beside each picture,"
     f" or a table {', '.join(TABLES[:-1])} or {TABLES[-1]} with the picture's file name"
@@ -117,17 +118,31 @@ def _lines_of_csv(path: pathlib.Path, content: str) -> Iterator[tuple[str, str]]
             f" {', '.join(NAMES)} and one of {', '.join(TEXTS)}, such as file_name,caption"
         )
     columns = header.index(name), header.index(text)
+    named = max(k for k, word in enumerate(header) if word) + 1
+    rows, longer, line = [], [], reader.line_num + 1
     try:
         for row in reader:
-            if any(map(str.strip, row)):
+            if any(map(str.strip, row[named:])):
+                longer.append(line)
+            elif any(map(str.strip, row)):
                 filled = row + [""] * len(header)
-                yield filled[columns[0]], filled[columns[1]]
+                rows.append((filled[columns[0]], filled[columns[1]]))
+            line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+    if longer:
+        more = ", ..." if len(longer) > SHOWN else ""
+        raise UserError(
+            f"{path}: {len(longer)} rows have more cells than the {named} that the first line"
+            f" names, line {', '.join(map(str, longer[:SHOWN]))}{more}: put a caption that has a"
+            f' {delimiter!r} in it in quotes, as in a.png{delimiter}"a{delimiter} big tree"'
+        )
+    yield from rows
 
 
 def _lines_of_json(path: pathlib.Path, content: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(content.splitlines(), 1):
+    # not splitlines: strings of JSON may hold what it takes for ends of lines, such as U+2028
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:

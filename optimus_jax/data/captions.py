@@ -22,8 +22,8 @@ def plain(text: str) -> str:
     """`text` in characters of the vocabulary: letters lose their accents, quotes and dashes become
     those of a typewriter, what has no counterpart is left out; one space at most between words."""
     text = "".join(WRITTEN.get(character, character) for character in text)
-    text = " ".join(unicodedata.normalize("NFKD", text).split())
-    return "".join(character for character in text if character in CHARACTERS).strip()
+    kept = (c for c in unicodedata.normalize("NFKD", text) if c in CHARACTERS or c.isspace())
+    return " ".join("".join(kept).split())
 
 
 def shortened(text: str, longest: int) -> str | None:

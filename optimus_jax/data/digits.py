@@ -34,7 +34,8 @@ class Digits:
     channels: ClassVar[int] = 1
     light_on_dark: ClassVar[bool] = True
     score: ClassVar[str] = "digits"
-    unused: ClassVar[tuple[str, ...]] = ("folder", "mirror")  # they come with scikit-learn
+    # they come with scikit-learn
+    unused: ClassVar[tuple[str, ...]] = ("folder", "mirror", "allow_changes")
 
     @classmethod
     def of(cls, settings: Any) -> Digits:
@@ -66,6 +67,9 @@ class Digits:
         """Loads a split; every index gives another picture."""
         load(split)
         return None
+
+    def digest(self) -> str:
+        return ""
 
     def example(
         self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
+import hashlib
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -71,6 +72,10 @@ class Fashion:
         """Loads a split: train pictures are drawn anew for ever, held-out ones come in order."""
         pool = load(split, self.folder)
         return None if split == "train" else len(pool.labels)
+
+    def digest(self) -> str:
+        pool = load("train", self.folder)
+        return hashlib.sha256(pool.images.tobytes() + pool.labels.tobytes()).hexdigest()
 
     def example(
         self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -58,6 +60,11 @@ class Folder:
             self._captions()
         return None if split == "train" else len(pictures)
 
+    def digest(self) -> str:
+        pictures = picture_folder.read(self._place, self.side)
+        facts = sorted((picture.hash, picture.caption) for picture in pictures)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
     def example(
         self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]
     ) -> tuple[np.ndarray, str]:
@@ -77,8 +84,12 @@ class Folder:
             raise ValueError(
                 f"split {split!r} does not exist; valid splits are {', '.join(SPLITS)}"
             )
-        return picture_folder.split(pathlib.Path(self.folder).absolute(), self.side, split)
+        return picture_folder.split(self._place, self.side, split)
 
     def _captions(self) -> dict[str, str]:
-        place = pathlib.Path(self.folder).absolute()
-        return picture_folder.fitted(place, self.side, self.characters)
+        return picture_folder.fitted(self._place, self.side, self.characters)
+
+    @property
+    def _place(self) -> pathlib.Path:
+        # shells leave a ~ alone that comes after the equals sign of an option
+        return pathlib.Path(os.path.expanduser(self.folder)).absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from optimus_jax.errors import UserError
@@ -15,7 +16,11 @@ def find(name: str, folder: str, installed: str, member: str) -> pathlib.Path:
 
     Raises UserError that says how to get the data.
     """
-    places = [pathlib.Path(folder)] if folder else [HERE / name, pathlib.Path(installed)]
+    places = (
+        [pathlib.Path(os.path.expanduser(folder))]
+        if folder
+        else [HERE / name, pathlib.Path(installed)]
+    )
     for place in places:
         if place.is_dir() and next(place.glob(member), None) is not None:
             return place

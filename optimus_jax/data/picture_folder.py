@@ -93,16 +93,23 @@ def read(folder: pathlib.Path, side: int) -> tuple[Picture, ...]:
 
 def _files(folder: pathlib.Path) -> list[str]:
     """Paths of the files in a folder and in those in it, but not of hidden ones, and not of what
-    macOS adds to archives."""
+    macOS adds to archives. Folders that are links count, but not those that lead back up."""
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {folder}: --config.data.folder must name one of pictures;"
             f" {caption_files.FORMS}"
         )
     files = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "." and name != "__MACOSX"]
+    for place, folders, names in os.walk(folder, followlinks=True):
         inside = pathlib.Path(place).relative_to(folder)
+        above = {os.path.realpath(folder / p) for p in (inside, *inside.parents)}
+        folders[:] = [
+            name
+            for name in folders
+            if name[0] != "."
+            and name != "__MACOSX"
+            and os.path.realpath(os.path.join(place, name)) not in above
+        ]
         files += [(inside / name).as_posix() for name in names if name[0] != "."]
     return sorted(files)
 
@@ -123,6 +130,8 @@ def decoded(path: pathlib.Path, side: int) -> tuple[np.ndarray, int] | str:
         content = path.read_bytes()
         with Image.open(path) as opened:
             opened.draft(None, (2 * side, 2 * side))  # large JPEGs are decoded smaller
+            if opened.mode in ("I", "F"):  # nothing says which of their values is white
+                return "32-bit pixels"
             picture = ImageOps.exif_transpose(opened)
             if picture.mode.startswith("I;16"):  # Pillow would make all but the darkest white
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))

@@ -57,6 +57,11 @@ class Source(Protocol):
         does not fit."""
         ...
 
+    def digest(self) -> str:
+        """Changes with the pictures and captions of its files, though not with where they lie; ""
+        where there are no files. Raises as `load` does."""
+        ...
+
     def example(
         self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]
     ) -> tuple[np.ndarray, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -49,6 +50,10 @@ class Stamps:
         """Loads a split: train stamps are drawn anew for ever, held-out ones come in order."""
         stamps = load(split, self.folder)
         return None if split == "train" else len(stamps)
+
+    def digest(self) -> str:
+        stamps = load("train", self.folder)
+        return hashlib.sha256(repr([(s.name, s.caption) for s in stamps]).encode()).hexdigest()
 
     def example(
         self, split: str, index: int, rng: np.random.Generator, canvas: tuple[int, int]

@@ -71,7 +71,8 @@ def cluster(job: Cluster) -> int:
         folder = pathlib.Path(flags.FLAGS.out)
         command.say(f"\n{execution_text(write(answer, folder))}")
         command.say(
-            f"\nwritten: {folder} (plan.json, answer.json and the timeline: .png, .html, trace.json)"
+            f"\nwritten: {folder} (plan.json, answer.json and the timeline: .png, .html,"
+            " trace.json)"
         )
     if flags.FLAGS.json:
         command.emit(answer_report.values(answer))

@@ -11,10 +11,17 @@ from optimus_jax.cost.memory import MemoryTable, state_bytes
 from optimus_jax.cost.memory import memory_overhead as memory_overhead_bytes
 from optimus_jax.fill.backbone import BUBBLES
 from optimus_jax.fill.filling import Filling
+from optimus_jax.plan.cluster import Cluster
 from optimus_jax.plan.outcome import Answer, Outcome
 from optimus_jax.plan.rank_views import CAUSES
 from optimus_jax.plan.traffic import traffic
 from optimus_jax.tables import table_text
+
+_COLUMNS = """\
+without TP: step if no encoder work runs beside tensor-parallel collectives; phased /, tuned /: the
+step of phased, and of encoder_first_tuned, divided by this one; inside: share of encoder work that
+lies within the LLM's own step; by time: share of encoder time by which the step grows no longer;
+GB: on the fullest device, over if that is more than the program may take"""
 
 
 def values(answer: Answer) -> dict[str, Any]:
@@ -115,6 +122,7 @@ def text(answer: Answer) -> str:
         "all times are simulated",
         "",
         _table(answer),
+        _COLUMNS,
         "",
     ]
     bubbles = backbone.bubbles()
@@ -129,7 +137,7 @@ def text(answer: Answer) -> str:
     best = answer.outcomes[answer.recommended]
     lines += ["", f"recommended: {answer.recommended}: {answer.reason}"]
     lines += [f"encoder plan: {encoder_words(answer, best)}"] if best.plans else []
-    lines += ["", _memory(best.memory, answer.recommended, cluster.capacity)]
+    lines += ["", _memory(best.memory, answer.recommended, cluster)]
     if best.plans or best.method == "text_only":
         lines += ["", _traffic(answer, best)]
     lines += [f"{name} is left out: {why}" for name, why in answer.refused.items()]
@@ -149,7 +157,7 @@ def encoder_words(answer: Answer, o: Outcome) -> str:
 
 def _table(answer: Answer) -> str:
     header = ("method", "step, s", "without TP", "phased /", "tuned /")
-    more = ("inside", "by time", "MFU", "HFU", "GB", "")
+    more = ("inside", "by time", "MFU", "HFU", "GB", "fits")
     others = [answer.outcomes.get(name) for name in ("phased", "encoder_first_tuned")]
     rows = []
     for name, o in answer.outcomes.items():
@@ -166,7 +174,7 @@ def _table(answer: Answer) -> str:
                 f"{o.mfu:.1%}",
                 f"{o.hfu:.1%}",
                 f"{o.memory.total / 1e9:.1f}",
-                "" if o.fits else "full",
+                "" if o.fits else "over",
             )
         )
     return table_text((*header, *more), rows)
@@ -181,10 +189,11 @@ def _orders(answer: Answer) -> str:
     return table_text(header, rows)
 
 
-def _memory(table: MemoryTable, name: str, capacity: float) -> str:
+def _memory(table: MemoryTable, name: str, cluster: Cluster) -> str:
     rows = [(what, f"{count / 1e9:.2f}") for what, count in table.rows.items()]
     rows.append(("together", f"{table.total / 1e9:.2f}"))
-    rows.append(("a device holds", f"{capacity / 1e9:.2f}"))
+    rows.append(("a device has", f"{cluster.memory / 1e9:.2f}"))
+    rows.append(("of which the program may take", f"{cluster.capacity / 1e9:.2f}"))
     return table_text((f"memory of {name}, on the fullest device", "GB"), rows)
 
 

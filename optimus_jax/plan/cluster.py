@@ -103,7 +103,9 @@ class Assumptions:
     `vit_collective_s` are those of a ViT-22B layer on 8 devices with 4,096 positions, from which
     other encoders' follow by operations and width (0: from the chip); a layer's pass is
     `vit_kernels` equal kernels. Of the tensor-parallel slots a share `slot_usable` takes encoder
-    work, which then runs `slot_contention` times as long.
+    work, which then runs `slot_contention` times as long. Of a device's memory the program may hold
+    `memory_share`: what jax takes of it (XLA_CLIENT_MEM_FRACTION in gpu_settings.py); the rest is
+    NCCL's and CUDA's.
     """
 
     efficiency: float = 0.0
@@ -118,11 +120,13 @@ class Assumptions:
     vit_kernels: int = 3
     slot_usable: float = 1.0
     slot_contention: float = 1.0
+    memory_share: float = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """A job to be planned. `memory_gb` is what a device may hold (0: what the chip has)."""
+    """A job to be planned. `memory_gb` is what a device has (0: what the chip has), of
+    which a plan may hold `assume.memory_share`."""
 
     hardware: str
     gpus: int
@@ -140,7 +144,12 @@ class Cluster:
 
     @property
     def capacity(self) -> float:
-        """Bytes that a device may hold."""
+        """Bytes that a plan may hold on a device."""
+        return self.assume.memory_share * self.memory
+
+    @property
+    def memory(self) -> float:
+        """Bytes that a device has."""
         return self.memory_gb * 1e9 if self.memory_gb else self.chip.memory
 
     def microbatches(self, plan: ParallelPlan) -> int:

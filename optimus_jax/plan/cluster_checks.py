@@ -72,6 +72,7 @@ def _positive(c: Cluster) -> Iterator[str]:
         ("p2p_busy_s", a.p2p_busy_s, 0.0, 1e3),
         ("tp_collective_s", a.tp_collective_s, 0.0, 1e3),
         ("vit_kernels", a.vit_kernels, 1, 1000),
+        ("memory_share", a.memory_share, 0.01, 1.0),
     )
     for name, amount, least, most in limits:
         if not least <= amount <= most:

@@ -63,7 +63,8 @@ def with_encoders(
         activations += count * layers * encoder_layer_bytes(cluster, spec, tp)
         if spec.recompute == "full" and not spec.frozen:
             activations += _layer(cluster, spec, tp, "selective")
-        features += 2.0 * cluster.parallel.microbatch * spec.tokens * cluster.llm.model.width / tp
+        positions = cluster.parallel.microbatch * spec.tokens
+        features += 2.0 * positions * cluster.llm.model.width / placed.copies
     return MemoryTable(
         llm_weights_gradients=base.llm_weights_gradients,
         llm_optimiser=base.llm_optimiser,

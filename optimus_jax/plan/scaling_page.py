@@ -114,8 +114,9 @@ def filled_idle(row: Row) -> float:
 
 def memory(rows: Iterable[Row]) -> str:
     """Bytes on the fullest device, and what the executor's rules add."""
-    cells = []
+    cells, capacity = [], 0.0
     for row in rows:
+        capacity = row.answer.cluster.capacity / GB
         m, cluster = row.best.memory, row.answer.cluster
         uncut = sum(uncut_bytes(cluster, row.answer.llm.plan, row.best.plans).values())
         parts = (
@@ -138,7 +139,14 @@ def memory(rows: Iterable[Row]) -> str:
             )
         )
     header = ("GPUs", "LLM weights and gradients", "encoder's", "optimiser", "LLM activations")
-    more = ("encoder's", "buffers", "together, of 80", "+ not cut", "checkpoint", "saved whole")
+    more = (
+        "encoder's",
+        "buffers",
+        f"together, of {capacity:.0f}",
+        "+ not cut",
+        "checkpoint",
+        "saved whole",
+    )
     return table((*header, *more), cells)
 
 

@@ -1,12 +1,17 @@
 """Bytes that one device sends in a step, by link, of a cluster's plan.
 
-Counted on the busiest device and one way: what a device receives is as much. What is counted is
-what the cost model times and the executor sends:
+Counted on the busiest device and one way: what a device receives is as much. Only what carries
+data is counted: a link between stages is permuted both ways at each exchange (runtime/tick.py), so
+that as much again may travel that nobody reads. Counted are
 
 - tensor parallelism: all-gathers and reduce-scatters of sequence parallelism at both ends of
   attention and MLP, (tp - 1) / tp of an array [rows, length, width] in bfloat16 each
-  (cost/kernels.py). Embedding and head, one collective of that size each, are left out;
-- pipeline: every chunk's output and its gradient, of which each device has and sends 1 / tp;
+  (cost/kernels.py). Embedding, projector and head, one collective of about that size each, are left
+  out. Encoder pipelines on the same ranks, of fewer devices than the LLM's tp, are lanes that share
+  a microbatch's pictures: its features are gathered from them where the LLM takes them;
+- pipeline: every chunk's output and its gradient, of which each device has and sends 1 / tp; and
+  features and their gradients, which are whole on every device of an encoder pipeline
+  (runtime/slots.py), so that each device sends all positions of its lane's pictures;
 - replicas (ZeRO-1, parallel/reduction.py): weights gathered as bfloat16, since they are cast before
   they travel, and gradients scattered as float32, (n - 1) / n of each over n replicas.
 """
@@ -29,20 +34,22 @@ WEIGHT, GRADIENT, ACTIVATION = 2, 4, 2  # bytes of an entry that travels
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     """Bytes that the busiest device sends in one step. `features` are those that the LLM's first
-    stage gets, or their gradients, whichever a device sends more of. The LLM and every encoder
-    gather and scatter on their own; here they are added up."""
+    stage gets, or their gradients, whichever a device sends more of, as if that stage encoded none
+    itself; `lanes` those that it gathers. The LLM and every encoder gather and scatter on their
+    own; here they are added up."""
 
     llm_tp: float = 0.0
     encoder_tp: float = 0.0
     llm_pp: float = 0.0
     encoder_pp: float = 0.0
     features: float = 0.0
+    lanes: float = 0.0
     dp_gather: float = 0.0
     dp_scatter: float = 0.0
 
     @property
     def tp(self) -> float:
-        return self.llm_tp + self.encoder_tp
+        return self.llm_tp + self.encoder_tp + self.lanes
 
     @property
     def pp(self) -> float:
@@ -108,15 +115,17 @@ def _with(
     )
     hidden = _share(positions, spec.model, tp) * boundaries(placed.stages, 1, not spec.frozen)
     # out of the encoder's last stage, and gradients back out of the LLM's first
-    there = mine * _share(positions, cluster.llm.model, tp)
-    back = 0.0 if spec.frozen else n * _share(positions, cluster.llm.model, plan.tp)
+    whole = _share(positions, cluster.llm.model, 1)
+    there = mine * whole
+    back = 0.0 if spec.frozen else n * whole / placed.copies
     replicas = plan.dp * placed.pipelines
     entries = 0.0 if spec.frozen else layers * spec.model.layer_parameters / tp
     return dataclasses.replace(
         found,
         encoder_tp=found.encoder_tp + mine * layers * layer,
         encoder_pp=found.encoder_pp + mine * hidden,
-        features=found.features + (0.0 if plan.pp == 1 and tp == plan.tp else max(there, back)),
+        features=found.features + (0.0 if plan.pp == 1 else max(there, back)),
+        lanes=found.lanes + n * sent(whole, placed.copies, 1),
         dp_gather=found.dp_gather + sent(entries, replicas, WEIGHT),
         dp_scatter=found.dp_scatter + sent(entries, replicas, GRADIENT),
     )

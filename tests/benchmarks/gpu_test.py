@@ -28,8 +28,33 @@ TORCH = importlib.util.find_spec("torch") is not None
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks import one another by their files' names."""
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.65")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.65")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ({}, [None, "0.65"]),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, [None, "0.5"]),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, ["0.5", None]),
+    ],
+)
+def test_the_share_of_memory_has_one_name(
+    theirs: dict[str, str], expected: list[str | None]
+) -> None:
+    names = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    line = f"import json, os, gpu; print(json.dumps([os.environ.get(n) for n in {names}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", line],
+        cwd=ROOT / "benchmarks",
+        env={**environment, **theirs},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == expected
 
 
 def small(out: pathlib.Path, *parts: str) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def text(notebook: nbformat.NotebookNode) -> str:
 
 def figures(notebook: nbformat.NotebookNode) -> list[Image.Image]:
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    # what is shown at a width of its own is a user's picture, with nothing in it to be read
+    outputs = [o for o in outputs if "width" not in o.get("metadata", {}).get("image/png", {})]
     data = [o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})]
     return [Image.open(io.BytesIO(base64.b64decode(one))) for one in data]
 
@@ -73,6 +75,14 @@ def test_the_outputs_kept_are_those_of_one_run(path: pathlib.Path) -> None:
     assert all(o.output_type != "error" for cell in cells for o in cell.outputs)
     assert not re.search(r"/home/|/root/|/Users/|Traceback", text(notebook))
     assert all(figure.width >= 700 for figure in figures(notebook))
+
+
+def test_lines_are_short_and_no_pipe_hides_a_failure() -> None:
+    notebook = nbformat.read(COLAB / "own_pictures.ipynb", 4)
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    lines = [line for source in cells for line in source.splitlines()]
+    assert [line for line in lines if len(line) > 100] == []
+    assert [line for line in lines if re.match(r"!.*[^|]\|[^|]", line)] == []
 
 
 def test_a_command_that_fails_ends_the_run() -> None:

@@ -42,6 +42,30 @@ def test_captions_are_found_in_every_form(tmp_path: pathlib.Path, form: str) -> 
     assert found.strays == found.twice == []
 
 
+def test_lines_of_json_end_where_json_lets_them(tmp_path: pathlib.Path) -> None:
+    entries = [f'{{"file": "{n}", "text": "a\u2028b\x85c"}}' for n in PICTURES]
+    files = {JSONL: "\r\n".join(entries)}
+    found = find(tmp_path, written(tmp_path, files), PICTURES)
+    assert found.of == dict.fromkeys(PICTURES, "a\u2028b\x85c")
+
+
+def test_rows_with_cells_that_no_column_names_are_listed(tmp_path: pathlib.Path) -> None:
+    rows = [
+        "a.png,a, big tree",
+        '"x\ny",B',
+        "",
+        "sub/b.jpg,two,,  ",
+        "sub/b.jpg,a,b,c",
+        "c.png,C,,d",
+    ]
+    with pytest.raises(UserError) as raised:
+        find(tmp_path, written(tmp_path, {CSV: "\n".join(["file,text,", *rows])}), PICTURES)
+    message = str(raised.value)
+    assert f"{CSV}: 3 rows have more cells than the 2 that the first line names, " in message
+    assert "line 2, 7, 8: put a caption that has a ',' in it in quotes" in message
+    assert message.endswith('as in a.png,"a, big tree"')
+
+
 @pytest.mark.parametrize(
     ("files", "of", "strays", "twice"),
     [

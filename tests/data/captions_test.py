@@ -16,6 +16,7 @@ from optimus_jax.data.captions import plain, shortened
         ("  Räuchermännchen, señor…\t", "Rauchermannchen, senor..."),
         ("A coin of 1 euro (1 €).", "A coin of 1 euro (1 euro)."),
         ("A crow ворона.", "A crow ."),
+        ("A ворона crow \u200b here", "A crow here"),
         ("ворона", ""),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from optimus_jax import evaluate, train
-from optimus_jax.data import tokens
+from optimus_jax.data import picture_folder, tokens
 from optimus_jax.data.batches import Batches, examples
 from optimus_jax.data.folder import SIDE, Folder
 from optimus_jax.data.picture_folder import split
@@ -90,6 +91,28 @@ def test_long_captions_are_shortened_or_refused_before_the_first_example(
     assert all(len(dataset(tmp_path, "train")[k]["caption"]) <= 9 for k in range(20))
     with pytest.raises(UserError, match=r"of up to 7 characters: .*model.text_length=11 would do"):
         dataset(tmp_path, "heldout", length=9)
+
+
+def test_the_digest_tells_other_pictures_and_captions_but_not_other_places(
+    tmp_path: pathlib.Path,
+) -> None:
+    digest = Folder(str(own_folder(tmp_path / "one"))).digest()
+    assert Folder(str(own_folder(tmp_path / "two"))).digest() == digest
+    more = Folder(str(own_folder(tmp_path / "more", count=41))).digest()
+    words = Folder(str(own_folder(tmp_path / "words", lambda k: f"Thing {k}"))).digest()
+    shutil.copy(tmp_path / "one/01.png", tmp_path / "two/00.png")
+    picture_folder.read.cache_clear()
+    assert len({digest, more, words, Folder(str(tmp_path / "two")).digest()}) == 4
+
+
+def test_a_folder_of_the_home_is_found(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_folder(tmp_path / "pictures")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Folder("~/pictures").load("heldout") == Folder(str(tmp_path / "pictures")).load(
+        "heldout"
+    )
 
 
 def test_an_unknown_split_is_refused(tmp_path: pathlib.Path) -> None:

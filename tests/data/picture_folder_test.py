@@ -74,6 +74,26 @@ def test_pictures_of_sub_folders_are_found_and_hidden_ones_left_alone(
     assert all(max(p.picture.shape) == 20 for p in read(tmp_path, 20))
 
 
+def test_pixels_of_32_bits_are_refused(tmp_path: pathlib.Path) -> None:
+    for kind in (np.int32, np.float32):
+        Image.fromarray(np.full((9, 9), 300, kind)).save(tmp_path / "x.tif")
+        assert decoded(tmp_path / "x.tif", 20) == "32-bit pixels"
+
+
+def test_linked_folders_are_followed_but_not_in_circles(tmp_path: pathlib.Path) -> None:
+    folder, other = tmp_path / "own", tmp_path / "other"
+    for place in (folder / "sub", other / "deep"):
+        place.mkdir(parents=True)
+    for path in (folder / "sub/a", other / "deep/b"):
+        noise(1).save(path.with_suffix(".png"))
+        path.with_suffix(".txt").write_text("A")
+    (folder / "more").symlink_to(other)
+    (folder / "again").symlink_to(other / "deep")
+    (folder / "sub/up").symlink_to(folder)
+    (other / "deep/up").symlink_to(other)
+    assert [p.name for p in read(folder, 20)] == ["again/b.png", "more/deep/b.png", "sub/a.png"]
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: pathlib.Path) -> None:
     for k in range(7):
         noise(k).save(tmp_path / f"lacks{k}.png")

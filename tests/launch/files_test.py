@@ -124,7 +124,9 @@ def test_open_mpi_wants_its_options_apart() -> None:
 def fake_mpirun(folder: pathlib.Path) -> None:
     """An mpirun that only says what it was given."""
     fake = folder / "mpirun"
-    fake.write_text('#!/bin/sh\necho "$JAX_COORDINATOR_ADDRESS" "$@"\n')
+    fake.write_text(
+        '#!/bin/sh\necho "$JAX_COORDINATOR_ADDRESS" "$@"\necho "$JAX_COMPILATION_CACHE_DIR" >&2\n'
+    )
     fake.chmod(0o755)
 
 
@@ -170,10 +172,26 @@ def test_open_mpi_hands_on_what_the_user_set_and_keeps_logs(tmp_path: pathlib.Pa
     given = words("-x", "NCCL_DEBUG=INFO")
     exported = after(given, "-x")
     assert sorted(exported) == sorted(
-        ["JAX_COORDINATOR_ADDRESS", "NCCL_DEBUG=INFO", "NCCL_IB_HCA", "OPTIMUS_TIMESTAMPS"]
+        ["JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS"]
+        + ["NCCL_DEBUG=INFO", "NCCL_IB_HCA", "OPTIMUS_TIMESTAMPS"]
     )
     (logs,) = after(given, "--output-filename")
     assert re.fullmatch(rf"{tmp_path}/logs/openmpi-\d{{8}}-\d{{6}}-\d+:nojobid", logs)
     (logs,) = after(words(OPTIMUS_LOGS="/elsewhere"), "--output-filename")
     assert logs.startswith("/elsewhere/openmpi-")
     assert after(words("--output-filename", "own"), "--output-filename") == ["own"]
+
+
+def test_compiled_programs_are_kept(tmp_path: pathlib.Path) -> None:
+    """Of slurm.sbatch see examples_test.py."""
+    fake_mpirun(tmp_path)
+    script = ["bash", str(LAUNCH / "openmpi.sh"), "-n", "4", "--", "--config=x"]
+    for own, kept in ({}, f"{tmp_path}/.jax_cache"), ({"JAX_COMPILATION_CACHE_DIR": "/a"}, "/a"):
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **own}
+        done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, f"{kept}\n")
+    (job,) = JOBSET["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    values = {e["name"]: e.get("value") for e in container["env"]}
+    claim = next(m["mountPath"] for m in container["volumeMounts"] if m["name"] == "runs")
+    assert values["JAX_COMPILATION_CACHE_DIR"] == f"{claim}/jax_cache"

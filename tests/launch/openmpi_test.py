@@ -32,7 +32,8 @@ def test_mpirun_trains(tmp_path: pathlib.Path, processes: int) -> None:
         env=os.environ
         | QUICK
         | {"OPTIMUS_PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
-        | {"OPTIMUS_LOGS": str(tmp_path / "logs")},
+        | {"OPTIMUS_LOGS": str(tmp_path / "logs")}
+        | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=300,

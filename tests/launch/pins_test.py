@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PIP = [sys.executable, "-m", "pip", "install", "--dry-run", "-qq", "--disable-pip-version-check"]
 
 
-def pins(gpus: str = "", folder: pathlib.Path | None = None) -> list[Requirement]:
+def pins(gpus: str = "", folder: pathlib.Path | None = None, *more: str) -> list[Requirement]:
     """What launch/setup.sh would install on a machine whose nvidia-smi says `gpus`."""
     path = os.environ["PATH"]
     if folder:
@@ -25,7 +26,7 @@ def pins(gpus: str = "", folder: pathlib.Path | None = None) -> list[Requirement
         (folder / "nvidia-smi").chmod(0o755)
         path = f"{folder}:{path}"
     done = subprocess.run(
-        ["bash", "launch/setup.sh", "--pins"],
+        ["bash", "launch/setup.sh", "--pins", *more],
         cwd=ROOT,
         env={**os.environ, "PATH": path},
         capture_output=True,
@@ -68,6 +69,49 @@ def test_cuda_comes_where_there_is_a_gpu_only(tmp_path: pathlib.Path) -> None:
     beside = pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)
     assert {w.name: w.extras for w in beside if w.extras} == {"jax": {"cuda12"}}
     assert [(w.name, w.specifier) for w in beside] == [(w.name, w.specifier) for w in without]
+
+
+def test_cuda_comes_where_it_is_asked_for(tmp_path: pathlib.Path) -> None:
+    """On a login node, in an image."""
+    beside = pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)
+    assert pins("No devices were found", tmp_path, "--cuda") == beside
+    done = subprocess.run(
+        ["bash", "launch/setup.sh", "--gpu"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "usage: bash launch/setup.sh [--cuda] [--pins]\n"
+
+
+def test_an_environment_with_cuda_keeps_it(tmp_path: pathlib.Path) -> None:
+    """As when launch/test.sh runs on the login node where setup.sh --cuda did."""
+    launch, python = tmp_path / "launch", tmp_path / ".venv" / "bin" / "python"
+    launch.mkdir()
+    python.parent.mkdir(parents=True)
+    for name in ("requirements.txt", "launch/setup.sh", "launch/requirements-test.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    said = tmp_path / "said"
+    python.write_text(f"#!/bin/sh\n[ $1 = -m ] && echo pip >> {said}\nexit 0\n")
+    python.chmod(0o755)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("PYTHON", None)
+
+    def setup(*words: str) -> str:
+        line = ["bash", str(launch / "setup.sh"), *words]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        installed = said.exists()
+        said.unlink(missing_ok=True)
+        return f"{'installs' if installed else 'keeps'} {done.stdout.rpartition('(')[2][:3]}"
+
+    assert [setup(*words) for words in ([], [], ["--cuda"], [], ["--cuda"])] == [
+        "installs CPU",
+        "keeps CPU",
+        "installs CUD",
+        "keeps CUD",
+        "keeps CUD",
+    ]
 
 
 def test_pins_go_together_here(tmp_path: pathlib.Path) -> None:

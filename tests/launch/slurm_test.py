@@ -26,6 +26,7 @@ def submit(workdir: pathlib.Path, tasks: int, *more: str, wait: bool = True) -> 
     environment = os.environ | QUICK | {"OPTIMUS_PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
     environment |= {"PYTHONPATH": str(ROOT), "OPTIMUS_ROOT": str(ROOT)}
     environment["OPTIMUS_LOGS"] = str(workdir / "logs")
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(workdir / "cache")
     done = subprocess.run(
         [*line, *TINY, pp, f"--workdir={workdir}/run", *more],
         cwd=workdir,
@@ -75,7 +76,29 @@ def test_a_job_told_to_stop_saves_and_comes_back(slurm: None, tmp_path: pathlib.
     _await(lambda: "back into the queue" in _all_output(tmp_path))
     assert any((tmp_path / "run" / "checkpoints").iterdir())
     _await(lambda: "resumed after step" in _all_output(tmp_path), 200)
-    subprocess.run(["scancel", str(job)], check=True)
+    cancel_for_good(tmp_path, job)
+
+
+def cancel_for_good(workdir: pathlib.Path, job: int, *first: str) -> None:
+    """It saves, ends and does not come back."""
+    before = len(_all_output(workdir))
+    subprocess.run(["scancel", *first, str(job)], check=True)
+    _await(lambda: not _queued(job))
+    said = _all_output(workdir)[before:]
+    assert "ended with code 143" in said, said
+    assert ("not put back" in said) == (not first), said
+    time.sleep(3)
+    assert not _queued(job)
+    steps = [int(path.name) for path in (workdir / "run" / "checkpoints").iterdir()]
+    assert max(steps) == max(losses_so_far(workdir / "run"))
+
+
+def test_a_job_that_may_not_come_back_does_not(slurm: None, tmp_path: pathlib.Path) -> None:
+    long = "--config.train.steps=100000", "--config.train.save_every=100000"
+    job = submit(tmp_path, 1, *long, wait=False)
+    _await(lambda: len(losses_so_far(tmp_path / "run")) > 3)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "Requeue=0"], check=True)
+    cancel_for_good(tmp_path, job, "--signal=TERM")
 
 
 def losses_so_far(workdir: pathlib.Path) -> dict[int, float]:

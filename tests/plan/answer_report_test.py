@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from configs import clusters, paper
+from optimus_jax.cost.memory import MemoryTable
 from optimus_jax.plan import answer_report
 from optimus_jax.plan.answer import answer as answer_to
 from optimus_jax.plan.cluster_checks import from_config_dict
@@ -87,7 +88,19 @@ def test_the_table_has_every_method_and_reason() -> None:
     assert "all times are simulated" in text
     assert "recommended: filled: " in text
     assert "constants: efficiency" in text
-    assert "full" in lines["coarse"], "the paper counts no encoder activations"
+    assert lines["method"][-1] == "fits"
+    assert lines["coarse"][-1] == "over", "the paper counts no encoder activations"
+    assert "over" not in lines["filled"]
+    for column in ("without TP:", "phased /, tuned /:", "inside:", "by time:"):
+        assert column in text
+
+
+def test_the_memory_table_says_what_the_program_may_take() -> None:
+    cluster = from_config_dict(clusters.get_config("text_only").to_dict())
+    found = answer_report._memory(MemoryTable(), "filled", cluster)
+    rows = [" ".join(line.split()) for line in found.splitlines()]
+    assert "a device has 80.00" in rows
+    assert "of which the program may take 72.00" in rows
 
 
 def test_the_plan_holds_all_encoder_work_in_order() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs import clusters
+from configs import clusters, paper
 from optimus_jax.cost.flops import layer_flops_forward
 from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.cost.transformer import MODELS, Transformer
@@ -126,13 +126,26 @@ def test_what_cannot_fit_says_which_bytes_and_what_would() -> None:
     with pytest.raises(UserError) as error:
         answer_to(from_config_dict(values))
     text = str(error.value)
-    assert "no method fits in memory:\n  text_only needs 43.8 GB of 40.0 GB" in text
+    assert "no method fits in memory:\n  text_only needs 43.8 GB of 36.0 GB" in text
     assert "filled needs" in text and "no single change fits: " in text
     assert "largest are LLM activations" in text
-    values["memory_gb"] = 60.0
+    values["memory_gb"] = 70.0
     found = answer_to(from_config_dict(values))
     assert found.outcomes["filled"].fits
     assert not found.outcomes["coarse"].fits, "as the paper, without encoder activations"
+
+
+def test_a_plan_may_hold_what_jax_takes_of_a_device() -> None:
+    from optimus_jax.gpu_settings import TABLE
+
+    (share,) = [x.value for x in TABLE if x.name == "XLA_CLIENT_MEM_FRACTION"]
+    assert float(share) == Assumptions().memory_share
+    for name in ("h100_8", "h100_3072"):
+        cluster = from_config_dict(clusters.get_config(name).to_dict())
+        assert (cluster.memory, cluster.capacity) == (80e9, 72e9)
+    row = from_config_dict(paper.get_config("strong_3072").to_dict())
+    assert row.capacity == 80e9, "as in the paper"
+    assert job({}).capacity == 0.9 * job({}).chip.memory
 
 
 def test_filling_that_does_not_pay_is_not_recommended() -> None:

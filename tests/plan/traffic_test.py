@@ -9,6 +9,7 @@ import pytest
 from optimus_jax.cost.hardware import HARDWARE
 from optimus_jax.plan.candidates import without_work
 from optimus_jax.plan.cluster import Cluster, EncoderSpec, LlmPlan, LlmSpec, ParallelPlan
+from optimus_jax.plan.device_memory import llm_memory, with_encoders
 from optimus_jax.plan.traffic import Traffic, boundaries, sent, traffic
 from optimus_jax.plan.zero_cuts import (
     checkpoint_bytes,
@@ -59,11 +60,27 @@ def test_stages() -> None:
 
 
 def test_features() -> None:
-    # 8 positions x 8 in bfloat16, 128 bytes: back from a quarter of the LLM's first stage, all 8
-    # microbatches; there from half an encoder stage, 2 microbatches
-    assert counted().features == max(8 * 128 / 4, 2 * 128 / 2)
-    job = dataclasses.replace(JOB, encoders={"image": dataclasses.replace(VIT, frozen=True)})
-    assert counted(job).features == 2 * 128 / 2
+    # 8 positions x 8 in bfloat16, 128 bytes, whole on every device of an encoder pipeline: back
+    # from the LLM's first stage, of all 8 microbatches, those of a device's lane, of 2; there from
+    # an encoder's last stage, 2 microbatches
+    assert counted().features == max(8 * 128 / 2, 2 * 128)
+    frozen = dataclasses.replace(JOB, encoders={"image": dataclasses.replace(VIT, frozen=True)})
+    assert counted(frozen).features == 2 * 128
+    # the LLM's first stage gathers all from its 2 lanes; alone, an encoder pipeline has one lane
+    assert counted().lanes == counted(frozen).lanes == 8 * 128 / 2
+    assert counted().tp == counted().llm_tp + counted().encoder_tp + counted().lanes
+    one = traffic(JOB, ParallelPlan(4, 2, 2), {"image": without_work(2, 1, 1)})
+    assert (one.features, one.lanes) == (4 * 128, 0)
+    assert traffic(JOB, ParallelPlan(4, 1, 4), {"image": without_work(1, 1, 2)}).features == 0
+
+
+def test_features_are_held_whole_by_each_shard() -> None:
+    base = llm_memory(JOB, PLAN)
+    table = with_encoders(base, JOB, PLAN, VITS, [0.0])
+    # features and gradients of a microbatch, 128 bytes each, of which a device's lane has half
+    assert table.communication_buffers - base.communication_buffers == 2 * 128 / 2
+    one = with_encoders(base, JOB, PLAN, {"image": without_work(2, 1, 1)}, [0.0])
+    assert one.communication_buffers - base.communication_buffers == 2 * 128
 
 
 def test_replicas() -> None:
