@@ -146,12 +146,13 @@ def test_no_loop_of_a_wide_plan_copies_a_slot_or_a_gradient(wide: Many) -> None:
     assert products_beside_loops(hlo) == []
 
 
-def test_the_search_for_products_finds_one_that_left_its_loop() -> None:
-    def step(anchored: bool) -> Callable[..., jax.Array]:
+def test_the_search_for_products_finds_one_beside_its_loop() -> None:
+    def step(inside: bool) -> Callable[..., jax.Array]:
         def tick(total: jax.Array, kind: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+            product = x[kind] @ w
+
             def task(zero: jax.Array, total: jax.Array) -> jax.Array:
-                place = kind + zero if anchored else kind
-                return total + x[place] @ w
+                return total + (x[kind + zero] @ w if inside else product)
 
             return when(kind == 1, task, total)
 
@@ -161,22 +162,23 @@ def test_the_search_for_products_finds_one_that_left_its_loop() -> None:
         return run
 
     found = []
-    for anchored in (True, False):
+    for inside in (True, False):
         arguments = jnp.zeros(9, jnp.int32), jnp.ones((3, 40, 60)), jnp.ones((60, 50))
-        hlo = jax.jit(step(anchored)).lower(*arguments).compile().as_text()
+        hlo = jax.jit(step(inside)).lower(*arguments).compile().as_text()
         found.append(products_beside_loops(hlo))
     assert found[0] == [] and len(found[1]) == 1
 
 
-def test_the_search_for_copies_finds_those_of_a_conditional() -> None:
-    def tick(slots: jax.Array, kind: jax.Array) -> tuple[jax.Array, None]:
-        branches = [lambda x: x, lambda x: x.at[3].add(1.0), lambda x: x.at[kind].multiply(x[0])]
-        return lax.switch(kind, branches, slots), None
+def test_the_search_for_copies_finds_those_of_a_swap() -> None:
+    def tick(slots: tuple[jax.Array, ...], kind: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        read, written = slots
+        return (written, read.at[kind].add(written[0])), None
 
-    def run(slots: jax.Array, kinds: jax.Array) -> jax.Array:
+    def run(slots: tuple[jax.Array, ...], kinds: jax.Array) -> tuple[jax.Array, ...]:
         return lax.scan(tick, slots, kinds)[0]
 
-    hlo = jax.jit(run).lower(jnp.ones((7, 300)), jnp.zeros(5, jnp.int32)).compile().as_text()
+    slots = jnp.ones((7, 300)), jnp.zeros((7, 300))
+    hlo = jax.jit(run).lower(slots, jnp.zeros(5, jnp.int32)).compile().as_text()
     assert copies_in_loops(hlo, [(7, 300)])
 
 

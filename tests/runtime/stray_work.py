@@ -53,10 +53,17 @@ def products_beside_loops(hlo: str) -> list[str]:
     return [
         op.name
         for name, ops in module.computations.items()
-        if name != module.entry and any(op.opcode == "while" for op in ops)
+        if name != module.entry and any(_loops(op, module) for op in ops)
         for op in ops
         if op.opcode not in CONTROL and any(x.is_product for x in module.all_of(op))
     ]
+
+
+def _loops(op: Instruction, module: Module) -> bool:
+    """Whether it is a loop, or a call of one: newer versions put each into a computation."""
+    if op.opcode == "call":
+        return any(x.opcode == "while" for x in module.all_of(op))
+    return op.opcode == "while"
 
 
 def _copies(ops: Iterable[Instruction]) -> Iterator[tuple[Instruction, str, tuple[int, ...]]]:
