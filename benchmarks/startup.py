@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 
-from optimus_jax.tables import table_text
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from optimus_jax.tables import table_text  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = "JAX_COMPILATION_CACHE_DIR"

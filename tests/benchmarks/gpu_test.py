@@ -93,6 +93,7 @@ def test_tasks_and_whole_steps_are_timed(tmp_path: pathlib.Path) -> None:
         assert len(times) == 3 and min(times) > 0
 
 
+@pytest.mark.slow
 def test_default_steps_and_kernels_of_shards(tmp_path: pathlib.Path, scripts: None) -> None:
     import gpu_shards
 

@@ -144,6 +144,7 @@ def test_learning_rate_rises_then_falls_to_zero() -> None:
     assert rates[-1] == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_gradients_may_be_summed_in_bfloat16() -> None:
     """Weights, their state and the norm stay float32; the first update, which AdamW scales to the
     learning rate, is nearly the same."""
