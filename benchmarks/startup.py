@@ -19,7 +19,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from optimus_jax.tables import table_text  # noqa: E402
+from optimus_jax.tables import table_text
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = "JAX_COMPILATION_CACHE_DIR"
