@@ -43,8 +43,9 @@ if $only_pins; then
   exit 0
 fi
 
+# Without pip it is one whose making was interrupted.
 keep=false
-if new_enough "$python"; then
+if new_enough "$python" && "$python" -m pip --version >/dev/null 2>&1; then
   keep=true
   # Only a named interpreter is a reason to replace an environment that works.
   if [[ -n "${PYTHON:-}" && "$(version_of "$base")" != "$(version_of "$python")" ]]; then
