@@ -61,6 +61,7 @@ def test_age_where_the_uptime_is_a_containers(monkeypatch: pytest.MonkeyPatch) -
     assert startup.age() == 0
 
 
+@pytest.mark.slow
 def test_a_second_start_reads_the_persistent_cache(tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **QUICK}

@@ -105,7 +105,7 @@ def test_killed_and_started_again_gives_the_same_curve_bit_for_bit(
 @pytest.mark.parametrize(
     "plan",
     [
-        "pp=4 order=gpipe",
+        slow("pp=4 order=gpipe"),
         "pp=2 tp=2 encoder.pp=2 recompute=selective encoder.recompute=none",
         slow("pp=1 dp=2 zero=False recompute=none"),
         slow("pp=1 tp=2 encoder.tp=2 sequence_parallel=False gradients=float32"),

@@ -50,6 +50,7 @@ def check_two_layers(found: dict[str, Any]) -> None:
     assert tied["memory"]["total"] > tied["memory"]["arguments"] > 2**20
 
 
+@pytest.mark.slow
 def test_encoder_work_lies_within_the_collectives_that_it_is_tied_to() -> None:
     wanted = built()
     found = json.loads(run(wanted, "tests.gpu.two_layers", "h100x8"))

@@ -114,6 +114,7 @@ def test_an_environment_with_cuda_keeps_it(tmp_path: pathlib.Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pins_go_together_here(tmp_path: pathlib.Path) -> None:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     resolve([*on(here, pins("GPU 0: Tesla T4 (UUID: GPU-0)", tmp_path)).values()])

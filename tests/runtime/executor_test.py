@@ -182,7 +182,7 @@ def test_the_search_for_copies_finds_those_of_a_swap() -> None:
     assert copies_in_loops(hlo, [(7, 300)])
 
 
-@pytest.mark.parametrize("gradients", ["float32", "bfloat16"])
+@pytest.mark.parametrize("gradients", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_bfloat16_is_near_float32(gradients: str) -> None:
     plan = SmallPlan(2, 1, 1, 2, dtype="bfloat16")
     bench = Bench(plan)
