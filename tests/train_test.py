@@ -147,6 +147,7 @@ def test_a_written_plan_trains_whatever_the_configuration_says(
     assert "its LLM has 4 layers, config.model.llm.layers is 6" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_next_run_goes_on(tmp_path: pathlib.Path) -> None:
     line = command(tmp_path, "--config.train.steps=100000", "--config.train.save_every=100000")
     pipe = subprocess.PIPE

@@ -90,7 +90,7 @@ def test_an_environment_with_cuda_keeps_it(tmp_path: pathlib.Path) -> None:
     for name in ("requirements.txt", "launch/setup.sh", "launch/requirements-test.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     said = tmp_path / "said"
-    python.write_text(f"#!/bin/sh\n[ $1 = -m ] && echo pip >> {said}\nexit 0\n")
+    python.write_text(f'#!/bin/sh\n[ "$3" = install ] && echo pip >> {said}\nexit 0\n')
     python.chmod(0o755)
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

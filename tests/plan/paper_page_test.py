@@ -30,6 +30,7 @@ def strong() -> dict[str, Answer]:
     return {row: answer(row) for row in STRONG}
 
 
+@pytest.mark.slow
 def test_printed_steps() -> None:
     off = paper_page.errors(strong())
     assert abs(off["strong_1536", "encoder_first_tuned"]) < 0.002, "calibrated on"

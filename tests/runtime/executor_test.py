@@ -138,6 +138,7 @@ def test_no_loop_copies_a_slot_or_a_gradient(many: Many) -> None:
     assert products_beside_loops(hlo) == []
 
 
+@pytest.mark.slow
 def test_no_loop_of_a_wide_plan_copies_a_slot_or_a_gradient(wide: Many) -> None:
     bench, _, programs = wide
     hlo, shapes = compiled(bench, programs[0])
