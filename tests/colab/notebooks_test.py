@@ -73,7 +73,9 @@ def test_the_outputs_kept_are_those_of_one_run(path: pathlib.Path) -> None:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert all(o.output_type != "error" for cell in cells for o in cell.outputs)
-    assert not re.search(r"/home/|/root/|/Users/|Traceback", text(notebook))
+    said = text(notebook)
+    # absolute paths are those of one machine, but for the folder of the run
+    assert not re.search(r"(?m)(^|[\s'\"(=])/(?!tmp/)\w+/", said) and "Traceback" not in said
     assert all(figure.width >= 700 for figure in figures(notebook))
 
 

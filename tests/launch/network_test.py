@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,13 @@ def remove() -> None:
     ip("link", "del", BRIDGE)
 
 
+def skip_without_rights(done: subprocess.CompletedProcess[str]) -> None:
+    """Skips where this user or kernel may not do it; anything else that fails is a failure."""
+    if re.search(r"not permitted|Permission denied|not supported", done.stderr):
+        pytest.skip(f"no right to make network namespaces: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[str]]:
     """The hosts' addresses, each in a namespace of its own."""
@@ -41,8 +49,7 @@ def hosts() -> Iterator[list[str]]:
         pytest.skip("no ip: apt-get install iproute2")
     remove()
     made = ip("link", "add", BRIDGE, "type", "bridge")
-    if made.returncode:
-        pytest.skip(f"no right to make network namespaces: {made.stderr.strip()}")
+    skip_without_rights(made)
     try:
         ip("link", "set", BRIDGE, "up")
         for n in range(HOSTS):
@@ -59,9 +66,7 @@ def hosts() -> Iterator[list[str]]:
                 ("-n", space, "addr", "add", f"10.77.0.{n + 1}/24", "dev", inner),
                 ("-n", space, "link", "set", inner, "up"),
             ):
-                done = ip(*line)
-                if done.returncode:
-                    pytest.skip(f"ip {' '.join(line)}: {done.stderr.strip()}")
+                skip_without_rights(ip(*line))
         yield [f"10.77.0.{n + 1}" for n in range(HOSTS)]
     finally:
         remove()

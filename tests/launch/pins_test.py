@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from tests.conftest import ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13")
-PIP = [sys.executable, "-m", "pip", "install", "--dry-run", "-qq", "--disable-pip-version-check"]
+PIP = [sys.executable, "-m", "pip", "install", "--dry-run", "-q", "--disable-pip-version-check"]
 
 
 def pins(gpus: str = "", folder: pathlib.Path | None = None, *more: str) -> list[Requirement]:
@@ -48,10 +48,9 @@ def on(python: str, requirements: list[Requirement]) -> dict[str, Requirement]:
 
 def resolve(requirements: list[Requirement], *options: str) -> None:
     done = subprocess.run([*PIP, *options, *map(str, requirements)], capture_output=True, text=True)
-    said = re.sub(r"(?m)^WARNING.*\n", "", done.stderr)
-    if re.search(r"ConnectionError|ConnectTimeout|Name or service|No matching.*pip\b", said):
+    if done.returncode and re.search(r"NewConnectionError|ConnectTimeoutError", done.stderr):
         pytest.skip("no package index can be reached")
-    assert done.returncode == 0, said
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("python", PYTHONS)
