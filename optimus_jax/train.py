@@ -242,16 +242,14 @@ def agreed_step(step: int, workdir: pathlib.Path) -> int:
 
     Raises UserError in all of them if they see different folders.
     """
-    import jax
-    from jax.experimental import multihost_utils
+    from optimus_jax.parallel.agreement import gather
 
-    if jax.process_count() > 1:
-        steps = multihost_utils.process_allgather(np.int32(step))
-        if len(set(steps.tolist())) > 1:
-            raise command.UserError(
-                f"processes find different checkpoints in {workdir} (steps {steps.tolist()}):"
-                " --workdir must be one folder that all of them share"
-            )
+    steps = gather(step)
+    if len(set(steps)) > 1:
+        raise command.UserError(
+            f"processes find different checkpoints in {workdir} (steps {steps}):"
+            " --workdir must be one folder that all of them share"
+        )
     return step
 
 

@@ -6,10 +6,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-# Forward is light, backward dark, as in the timeline of a training run.
-COLOURS = {"F": "#9ecae1", "B": "#2171b5", "I": "#2171b5", "W": "#6a51a3"}
-ENCODER = {"EF": "#fdae6b", "EB": "#d94801"}
-WORDS = {"F": "LLM forward", "B": "LLM backward", "EF": "encoder forward", "EB": "encoder backward"}
+from optimus_jax.picture import STYLES
+from optimus_jax.schedule.task import Kind
+
+LLM = {kind: STYLES[kind][0] for kind in (Kind.F, Kind.B)}
+# darker than in a training run's timeline, and not hatched: slices of a kernel are a pixel wide
+ENCODER = {Kind.EF: "#fdae6b", Kind.EB: "#d94801"}
+COLOURS = {str(kind): colour for kind, colour in (LLM | ENCODER).items()}
+COLOURS |= {"I": COLOURS["B"], "W": "#6a51a3"}  # of backwards split in two
 BESIDE = ("phased", "text_only")  # what the recommended method is set beside: the first there is
 
 Bars = dict[str, list[tuple[float, float]]]
@@ -41,11 +45,11 @@ def write(timeline: dict[str, Any], path: pathlib.Path) -> None:
         for rank in range(ranks):
             axes.axhspan(rank - 0.42, rank + 0.42, color="#ececec", zorder=0)
             for kind, spans in bars(timeline, seen, rank).items():
-                beside = kind in ENCODER
+                beside = kind.startswith("E")
                 axes.broken_barh(
                     spans,
                     (rank if beside else rank - 0.42, 0.42),
-                    facecolor=ENCODER[kind] if beside else COLOURS[kind],
+                    facecolor=COLOURS[kind],
                     linewidth=0,
                     zorder=2,
                 )
@@ -56,8 +60,8 @@ def write(timeline: dict[str, Any], path: pathlib.Path) -> None:
     panels[-1, 0].set_xlim(0, max(one["views"]["simulated"]["end_s"] for one in shown))
     panels[-1, 0].set_xlabel("seconds")
     figure.suptitle(timeline["title"], fontsize=13)
-    kinds = {**{kind: COLOURS[kind] for kind in ("F", "B")}, **ENCODER}
-    handles = [Patch(facecolor=colour, label=WORDS[kind]) for kind, colour in kinds.items()]
+    kinds = LLM | ENCODER
+    handles = [Patch(facecolor=colour, label=kind.words) for kind, colour in kinds.items()]
     handles.append(Patch(facecolor="#ececec", label="idle"))
     figure.legend(handles=handles, ncols=5, loc="outside lower center", frameon=False)
     figure.savefig(path, dpi=110)
