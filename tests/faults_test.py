@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from optimus_jax.watchdog import EXIT_CODE
-from tests.train_test import await_step, command, losses, run
+from tests.train_test import QUICK, await_step, command, losses, run
 
 ENDLESS = "--config.train.steps=100000", "--config.train.save_every=100000"
 
@@ -23,7 +23,9 @@ def two(tmp_path: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """A run of two processes that has logged a step."""
     line = [sys.executable, "launch/local.py", "--processes=2", "--", *command(tmp_path, *ENDLESS)]
     line += ["--hang_s=5", "--config.train.log_every=10"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUICK
+    )
     await_step(process)
     yield process
     process.kill()
@@ -65,7 +67,9 @@ def test_a_stopped_process_ends_the_run_with_the_watchdogs_code(
 
 
 def test_sigterm_of_a_single_process_saves(tmp_path: pathlib.Path) -> None:
-    process = subprocess.Popen(command(tmp_path, *ENDLESS), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(tmp_path, *ENDLESS), stdout=subprocess.PIPE, text=True, env=os.environ | QUICK
+    )
     await_step(process)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)

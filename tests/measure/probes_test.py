@@ -201,7 +201,7 @@ def test_no_probe_is_an_idle_program() -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        SmallPlan(2, 1, 2, 4),
+        pytest.param(SmallPlan(2, 1, 2, 4), marks=pytest.mark.slow),
         SmallPlan(2, 1, 1, 4, tp=2, towers=(Tower(pp=2), Tower("audio", tp=2))),
         SmallPlan(1, 1, 1, 2, tp=2, fuse=True),
     ],

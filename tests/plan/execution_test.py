@@ -129,7 +129,14 @@ def kinds(execution: Execution) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("two encoder stages", marks=pytest.mark.slow),
+        "two chunks",
+        "replicas and lanes",
+    ],
+)
 def test_the_executor_runs_what_the_planner_writes(name: str, tmp_path: pathlib.Path) -> None:
     sizes, methods, wanted = RUNS[name]
     found = answer(*sizes)

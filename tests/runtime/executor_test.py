@@ -55,7 +55,14 @@ def test_loss_and_gradients_equal_the_sequential_model(plan: SmallPlan) -> None:
         assert gradient <= GRADIENT_BOUND, case
 
 
-@pytest.mark.parametrize("inject", INJECTIONS)
+# `swap_slots` is in verify_test.py each time
+@pytest.mark.parametrize(
+    "inject",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "swap_slots" else ())
+        for name in INJECTIONS
+    ],
+)
 def test_a_broken_run_is_noticed(inject: str) -> None:
     errors = compare(SmallPlan(2, 2, 1, 3), [("1f1b", "filled")], inject=inject)
     assert errors[0][1] >= 1e-2

@@ -67,18 +67,19 @@ def test_steps_equal_optax_with_clipping_on_the_sequential_model(
     trained: tuple[Bench, Trainer, list, list],
 ) -> None:
     bench, _, states, metrics = trained
+    jit = functools.partial(jax.jit, compiler_options=bench.options)
     params = bench.model.init(jax.random.key(CONFIG.seed))
-    value_and_grad = jax.jit(jax.value_and_grad(bench.model.loss), compiler_options=bench.options)
+    value_and_grad = jit(jax.value_and_grad(bench.model.loss))
     tx = optax.chain(optax.clip_by_global_norm(CONFIG.clip), make_optimizer(CONFIG))
-    optimizer = tx.init(params)
+    optimizer, update, apply = tx.init(params), jit(tx.update), jit(optax.apply_updates)
     for state, values in zip(states, metrics, strict=True):
         loss, grads = value_and_grad(params, bench.batch)
         norm = float(optax.global_norm(grads))
         assert norm > CONFIG.clip  # or clipping is not tested
         assert float(values["loss"]) == pytest.approx(float(loss), rel=1e-6)
         assert float(values["grad_norm"]) == pytest.approx(norm, rel=1e-5)
-        updates, optimizer = tx.update(grads, optimizer, params)
-        params = optax.apply_updates(params, updates)
+        updates, optimizer = update(grads, optimizer, params)
+        params = apply(params, updates)
         for (path, got), want in zip(
             jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(params), strict=True
         ):
