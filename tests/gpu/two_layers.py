@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from optimus_jax import xla_flags
 from optimus_jax.gpu.compilation import Compiled, compile_step, compile_synchronous
 from optimus_jax.gpu.tally import tally
 from optimus_jax.gpu.target import target
@@ -137,6 +139,9 @@ def seen(compiled: Compiled) -> dict[str, Any]:
 
 
 def main(name: str) -> None:
+    # those of a run on such GPUs; XLA reads them when it first compiles
+    gpu = target(name).gpu.name
+    os.environ[xla_flags.VARIABLE] = xla_flags.merged("gpu", xla_flags.generation(gpu))
     tied = lowered(name, True)
     found = {
         "tied": seen(compile_step(tied)),
