@@ -124,7 +124,7 @@ def read_idx(path: pathlib.Path, axes: int) -> np.ndarray:
         raise UserError(f"{path} cannot be read ({error}): get the data anew") from None
     start = 4 + 4 * axes
     shape = np.frombuffer(content[4:start], ">i4") if len(content) >= start else np.zeros(1)
-    right = content[:4] == bytes([0, 0, 8, axes]) and shape.min() >= 0
+    right = content[:4] == bytes([0, 0, 8, axes]) and np.all(shape >= 0)
     if not right or int(np.prod(shape, dtype=np.int64)) != len(content) - start:
         raise UserError(f"{path} is not an IDX file of bytes with {axes} axes: get the data anew")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
