@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from optimus_jax.verified import all_cases
+
 
 def verify(*words: str) -> tuple[int, dict]:
     line = [sys.executable, "-m", "optimus_jax.verify", "--json", *words]
@@ -25,7 +27,9 @@ def test_a_broken_run_ends_with_code_1() -> None:
 @pytest.mark.timeout(3600)
 def test_the_whole_grid_holds_in_two_processes() -> None:
     code, found = verify("--processes=2")
-    assert code == 0 and found["cases"] >= 350 and found["plans"] >= 90
+    plans = list(all_cases())
+    assert code == 0 and found["plans"] == len(plans) == 96
+    assert found["cases"] == sum(map(len, plans)) >= 350
     assert found["worst_loss_rel_err"] <= 1e-6
     assert found["worst_grad_rel_err"] <= 1e-5
 

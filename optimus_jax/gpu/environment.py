@@ -33,6 +33,8 @@ PROJECT = ("absl-py", "flax", "ml-collections", "numpy", "optax")  # what compil
 ASSEMBLER = ("nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-crt")
 CUDA = 13  # the major version that the plugin is for
 STAMP = "complete.txt"
+UNREACHABLE = r"NewConnectionError|ConnectTimeoutError"  # in what pip says of an index
+NO_INDEX = "no package index can be reached"
 
 Say = Callable[[str], None]
 
@@ -165,6 +167,8 @@ def _run(line: Sequence[str], wanted: Environment) -> None:
     if done.returncode:
         said = (done.stderr + done.stdout).strip().splitlines()
         errors = [text for text in said if text.startswith("ERROR")] or said[-3:]
+        if re.search(UNREACHABLE, done.stderr):  # pip itself ends by saying that it found nothing
+            errors.append(NO_INDEX)
         raise UserError(
             "\n".join([f"{wanted.folder.name} cannot be built; `{' '.join(line)}` says:", *errors])
         )

@@ -99,10 +99,13 @@ def test_packages_that_cannot_be_had_end_in_pips_words(tmp_path: pathlib.Path) -
     said: list[str] = []
     with pytest.raises(UserError, match="No matching distribution found for jax==0.0.1") as error:
         environment.build(wanted, said.append)
-    assert "Looking in" not in str(error.value)
+    assert "Looking in" not in str(error.value) and environment.NO_INDEX not in str(error.value)
     assert str(error.value).startswith("venv cannot be built; `")
     assert said == ["building venv for jax==0.0.1: about a minute and 1.1 GB, once"]
     assert wanted.python.exists() and not wanted.complete
+    base.write_text(PYTHON.replace("ERROR", "WARNING: broken by 'NewConnectionError(...)'\nERROR"))
+    with pytest.raises(UserError, match=f"found for jax==0.0.1\n{environment.NO_INDEX}$"):
+        environment.build(wanted, said.append)
 
 
 def test_every_other_jax_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,8 @@ def kinds(execution: Execution) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("two encoder stages", marks=pytest.mark.slow),
-        "two chunks",
-        "replicas and lanes",
+        pytest.param(name, marks=pytest.mark.slow if name == "two encoder stages" else ())
+        for name in RUNS
     ],
 )
 def test_the_executor_runs_what_the_planner_writes(name: str, tmp_path: pathlib.Path) -> None:
